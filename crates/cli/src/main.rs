@@ -1,0 +1,2 @@
+//! The `pagecrew` command.
+fn main() {}

@@ -1,0 +1,3 @@
+//! region
+mod options;
+pub use options::{NAMES, Name, OptionError, Options};

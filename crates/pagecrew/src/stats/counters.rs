@@ -1,0 +1,111 @@
+//! What is counted. Every counter only grows, so that two readings can be subtracted.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that only grows.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `amount`.
+    pub fn add(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// The value now.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What a counter counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Events.
+    Count,
+    /// Bytes.
+    Bytes,
+    /// Nanoseconds.
+    Nanoseconds,
+}
+
+/// Name and meaning of a counter.
+#[derive(Debug, Clone, Copy)]
+pub struct Description {
+    /// The name, as in JSON.
+    pub name: &'static str,
+    /// What it counts.
+    pub unit: Unit,
+    /// One sentence.
+    pub help: &'static str,
+}
+
+macro_rules! counters {
+    ($($name:ident, $unit:ident, $help:literal;)*) => {
+        /// The counters of a process.
+        #[derive(Debug, Default)]
+        #[repr(C)]
+        pub struct Counters {
+            $(#[doc = $help] pub $name: Counter,)*
+        }
+
+        impl Counters {
+            /// Every counter's description, in the order of [`Counters::values`].
+            pub const DESCRIPTIONS: &'static [Description] =
+                &[$(Description { name: stringify!($name), unit: Unit::$unit, help: $help },)*];
+
+            /// Number of counters.
+            pub const COUNT: usize = Self::DESCRIPTIONS.len();
+
+            /// Every counter's value now.
+            pub fn values(&self) -> [u64; Self::COUNT] {
+                [$(self.$name.get(),)*]
+            }
+        }
+    };
+}
+
+counters! {
+    allocations, Count, "Spans handed out.";
+    frees, Count, "Spans taken back.";
+    reallocations, Count, "Spans grown, shrunk or moved.";
+    fallbacks, Count, "Requests that the region could not serve and passed on.";
+    allocated_bytes, Bytes, "Bytes of the spans handed out.";
+    reused_bytes, Bytes, "Of those, bytes that were retained: backed by pages already, without a page fault.";
+    zeroing_skipped_bytes, Bytes, "Bytes asked for as zeroes that were retained and known to be zero.";
+    zeroed_by_caller_bytes, Bytes, "Bytes that an allocating thread zeroed.";
+    zeroed_by_helpers_bytes, Bytes, "Bytes that helpers zeroed while an allocating thread was zeroing too.";
+    zeroed_in_background_bytes, Bytes, "Bytes zeroed ahead of time, with nobody waiting.";
+    discarded_by_caller_bytes, Bytes, "Bytes that a thread of the program gave back to the kernel.";
+    discarded_in_background_bytes, Bytes, "Bytes that helpers gave back to the kernel.";
+    grown_in_place_bytes, Bytes, "Bytes by which spans grew where they were.";
+    moved_bytes, Bytes, "Bytes whose pages were moved instead of copied.";
+    copied_bytes, Bytes, "Bytes that had to be copied by a reallocation.";
+    background_discard_ns, Nanoseconds, "Time that helpers spent giving memory back with nobody waiting.";
+    background_zero_ns, Nanoseconds, "Time that helpers spent zeroing with nobody waiting.";
+    caller_wait_ns, Nanoseconds, "Time that threads of the program spent zeroing and giving memory back.";
+    backlog_assists, Count, "Frees in which the caller helped because the backlog had reached its bound.";
+    stragglers_bypassed, Count, "Chunks taken back from a helper that was not running, instead of waiting for it.";
+    boosts, Count, "Helpers moved to the ordinary scheduling class until their chunk was done.";
+    helper_starts, Count, "Helper threads started.";
+    pressure_trims, Count, "Times that memory pressure or a limit made retained memory go back at once.";
+    decayed_bytes, Bytes, "Retained bytes given back because nothing needed them for the decay time.";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_in_the_order_of_their_descriptions() {
+        let counters = Counters::default();
+        counters.frees.add(3);
+        counters.decayed_bytes.add(5);
+        let value = |name: &str| {
+            let index = Counters::DESCRIPTIONS.iter().position(|counter| counter.name == name).unwrap();
+            counters.values()[index]
+        };
+        assert_eq!((value("frees"), value("decayed_bytes"), value("allocations")), (3, 5, 0));
+    }
+}

@@ -1,0 +1,7 @@
+//! Counters under the names that the field uses, in one page of memory that other processes may read.
+
+mod counters;
+mod page;
+
+pub use counters::{Counter, Counters, Description, Unit};
+pub use page::{MAX_ZONES, Page, ReadError, Snapshot, StatsPage, ZoneBytes, ZoneStates, directory, read};

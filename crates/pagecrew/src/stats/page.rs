@@ -1,0 +1,430 @@
+//! The memory in which a process counts: private, or a small file that other processes can read while it runs.
+//!
+//! **Life of the file.** `DIRECTORY/PID` is made the first time the process does something worth reading, with mode 0600 in a
+//! directory with mode 0700. It is removed when the process exits; what a killed process left behind is recognised by its start
+//! time and removed by the next reader or the next process with its number. A forked child never writes to its parent's.
+
+use super::Counters;
+use crate::sys::memory::{self, Protection, Range};
+use crate::sys::{Errno, PAGE_SIZE, procfs};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Room for this many zones (one per NUMA node).
+pub const MAX_ZONES: usize = crate::sys::topology::MAX_NODES;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"pagecrew");
+/// Counted up with every change of the layout; a reader of another version refuses.
+const LAYOUT: u32 = 1;
+
+/// Bytes of a zone's arena in each state. They add up to the arena at any time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ZoneBytes {
+    /// Address space without pages.
+    pub reserved: u64,
+    /// Handed out.
+    pub in_use: u64,
+    /// Free and backed by pages with unknown contents.
+    pub retained_dirty: u64,
+    /// Free and backed by pages known to be zero.
+    pub retained_zeroed: u64,
+}
+
+impl ZoneBytes {
+    /// The sum over all states: the size of the arena.
+    pub fn total(&self) -> u64 {
+        self.reserved + self.in_use + self.retained_dirty + self.retained_zeroed
+    }
+}
+
+/// The states of one zone, published under a sequence count so that a reader in another process sees one instant.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub struct ZoneStates {
+    /// Odd while a writer is at it.
+    sequence: AtomicU64,
+    bytes: [AtomicU64; 4],
+}
+
+impl ZoneStates {
+    /// Publishes `bytes`. Writers exclude each other by the zone's lock.
+    pub fn publish(&self, bytes: ZoneBytes) {
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        self.sequence.store(sequence + 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        let values = [bytes.reserved, bytes.in_use, bytes.retained_dirty, bytes.retained_zeroed];
+        for (place, value) in self.bytes.iter().zip(values) {
+            place.store(value, Ordering::Relaxed);
+        }
+        self.sequence.store(sequence + 2, Ordering::Release);
+    }
+
+    /// The states at one instant; `None` if a writer ended in the middle of a publication (it was killed there).
+    pub fn read(&self) -> Option<ZoneBytes> {
+        for _ in 0..1_000_000 {
+            let before = self.sequence.load(Ordering::Acquire);
+            let [reserved, in_use, retained_dirty, retained_zeroed] =
+                [0, 1, 2, 3].map(|index| self.bytes[index].load(Ordering::Relaxed));
+            fence(Ordering::Acquire);
+            if before.is_multiple_of(2) && self.sequence.load(Ordering::Relaxed) == before {
+                return Some(ZoneBytes { reserved, in_use, retained_dirty, retained_zeroed });
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
+}
+
+/// Everything that a process counts.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Page {
+    magic: u64,
+    layout: AtomicU32,
+    zone_count: AtomicU32,
+    pid: AtomicU64,
+    start_time: AtomicU64,
+    /// The counters.
+    pub counters: Counters,
+    /// The states of each zone.
+    pub zones: [ZoneStates; MAX_ZONES],
+}
+
+/// Length of the mapping of a [`Page`] in bytes.
+const LENGTH: usize = size_of::<Page>().next_multiple_of(PAGE_SIZE);
+
+impl Page {
+    /// Says how many of the zones are used.
+    pub fn set_zone_count(&self, count: usize) {
+        self.zone_count.store(count as u32, Ordering::Relaxed);
+    }
+
+    /// A copy of everything.
+    pub fn snapshot(&self) -> Snapshot {
+        let count = (self.zone_count.load(Ordering::Relaxed) as usize).min(MAX_ZONES);
+        Snapshot {
+            counters: self.counters.values(),
+            zones: self.zones[..count].iter().map(|zone| zone.read().unwrap_or_default()).collect(),
+        }
+    }
+}
+
+/// What a process had counted at one time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Values in the order of [`Counters::DESCRIPTIONS`].
+    pub counters: [u64; Counters::COUNT],
+    /// Each zone's states.
+    pub zones: Vec<ZoneBytes>,
+}
+
+impl Snapshot {
+    /// The counter called `name`.
+    ///
+    /// # Panics
+    /// If there is no such counter.
+    pub fn counter(&self, name: &str) -> u64 {
+        let index = Counters::DESCRIPTIONS.iter().position(|counter| counter.name == name);
+        self.counters[index.unwrap_or_else(|| panic!("no counter is called {name}"))]
+    }
+
+    /// The states of all zones together.
+    pub fn bytes(&self) -> ZoneBytes {
+        self.zones.iter().fold(ZoneBytes::default(), |sum, zone| ZoneBytes {
+            reserved: sum.reserved + zone.reserved,
+            in_use: sum.in_use + zone.in_use,
+            retained_dirty: sum.retained_dirty + zone.retained_dirty,
+            retained_zeroed: sum.retained_zeroed + zone.retained_zeroed,
+        })
+    }
+}
+
+/// The mapping of a [`Page`]: private until [`StatsPage::share`].
+pub struct StatsPage {
+    range: Range,
+}
+
+impl StatsPage {
+    /// A private page, all zero.
+    ///
+    /// # Errors
+    /// Those of [`memory::map`].
+    pub fn new() -> Result<StatsPage, Errno> {
+        let range = Range { start: memory::map(LENGTH, Protection::ReadWrite)?, len: LENGTH };
+        // SAFETY: the fresh mapping is large enough and aligned for a `Page`, for which all zeroes is a valid value.
+        unsafe {
+            let page = range.start as *mut Page;
+            (&raw mut (*page).magic).write(MAGIC);
+            (*page).layout.store(LAYOUT, Ordering::Relaxed);
+        }
+        Ok(StatsPage { range })
+    }
+
+    /// Makes the page readable from outside: it becomes `directory/PID`. Counts made by other threads at this very moment may
+    /// be lost, so it is best done early.
+    ///
+    /// # Errors
+    /// `EPERM` if the directory is somebody else's or open to others; those of `mkdir`, `open`, `posix_fallocate` (`ENOSPC`: the
+    /// file system is full; writing to the page later would otherwise kill the process) and `mmap`.
+    pub fn share(&self, directory: &Path) -> Result<(), Errno> {
+        let pid = std::process::id();
+        let start_time = start_time(pid)?;
+        let name = file_in(directory, pid)?;
+        own_directory(directory)?;
+        // SAFETY: the name is a C string.
+        unsafe { libc::unlink(name.as_ptr()) };
+        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        // SAFETY: the name is a C string; the descriptor is ours and closed below; MAP_FIXED replaces our own mapping, whose
+        // contents were written to the file before.
+        unsafe {
+            let file = libc::open(name.as_ptr(), flags, 0o600);
+            if file < 0 {
+                return Err(Errno::last());
+            }
+            let page = self.range.start as *mut Page;
+            (*page).pid.store(pid.into(), Ordering::Relaxed);
+            (*page).start_time.store(start_time, Ordering::Relaxed);
+            let mut result = match libc::posix_fallocate(file, 0, LENGTH as i64) {
+                0 => Ok(()),
+                error => Err(Errno(error)),
+            };
+            if result.is_ok() && libc::pwrite(file, page.cast(), LENGTH, 0) != LENGTH as isize {
+                result = Err(Errno::last());
+            }
+            if result.is_ok() {
+                let protection = libc::PROT_READ | libc::PROT_WRITE;
+                let place = libc::mmap(page.cast(), LENGTH, protection, libc::MAP_SHARED | libc::MAP_FIXED, file, 0);
+                if place == libc::MAP_FAILED {
+                    result = Err(Errno::last());
+                }
+            }
+            libc::close(file);
+            if result.is_err() {
+                libc::unlink(name.as_ptr());
+            }
+            result
+        }
+    }
+
+    /// Gives a forked child a private page of its own with all counters at zero, whatever its parent's was.
+    ///
+    /// # Errors
+    /// Those of `mmap`.
+    ///
+    /// # Safety
+    /// The calling thread is the only one.
+    pub unsafe fn detach(&self) -> Result<(), Errno> {
+        let zones = self.zone_count.load(Ordering::Relaxed);
+        // SAFETY: the range is ours and no other thread uses it.
+        unsafe {
+            memory::map_fresh(self.range, Protection::ReadWrite)?;
+            let page = self.range.start as *mut Page;
+            (&raw mut (*page).magic).write(MAGIC);
+            (*page).layout.store(LAYOUT, Ordering::Relaxed);
+            (*page).zone_count.store(zones, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Removes the file, if [`StatsPage::share`] made one; the mapping stays.
+    pub fn unshare(&self, directory: &Path) {
+        let pid = self.pid.load(Ordering::Relaxed);
+        if pid == u64::from(std::process::id())
+            && let Ok(name) = file_in(directory, pid as u32)
+        {
+            // SAFETY: the name is a C string.
+            unsafe { libc::unlink(name.as_ptr()) };
+        }
+    }
+}
+
+impl std::ops::Deref for StatsPage {
+    type Target = Page;
+
+    fn deref(&self) -> &Page {
+        // SAFETY: the mapping holds an initialised page for as long as `self` lives; all that changes in it is atomic.
+        unsafe { &*(self.range.start as *const Page) }
+    }
+}
+
+impl Drop for StatsPage {
+    fn drop(&mut self) {
+        // SAFETY: nobody can hold a reference into the mapping any more.
+        let _ = unsafe { memory::unmap(self.range) };
+    }
+}
+
+/// Where this user's processes publish their counters: `/dev/shm/pagecrew-UID`, or what `PAGECREW_STATS_DIR` says.
+pub fn directory() -> PathBuf {
+    match std::env::var_os("PAGECREW_STATS_DIR") {
+        Some(directory) if !directory.is_empty() => PathBuf::from(directory),
+        // SAFETY: geteuid takes nothing and cannot fail.
+        _ => PathBuf::from(format!("/dev/shm/pagecrew-{}", unsafe { libc::geteuid() })),
+    }
+}
+
+/// Makes `directory` with mode 0700, or checks that it is a directory of this user's that nobody else may write to.
+fn own_directory(directory: &Path) -> Result<(), Errno> {
+    use std::os::unix::ffi::OsStrExt;
+    let name = std::ffi::CString::new(directory.as_os_str().as_bytes()).map_err(|_| Errno(libc::EINVAL))?;
+    // SAFETY: the name is a C string and `about` a valid place for the answer.
+    unsafe {
+        if libc::mkdir(name.as_ptr(), 0o700) == 0 {
+            return Ok(());
+        }
+        let error = Errno::last();
+        if error != Errno(libc::EEXIST) {
+            return Err(error);
+        }
+        let mut about: libc::stat = std::mem::zeroed();
+        if libc::lstat(name.as_ptr(), &mut about) != 0 {
+            return Err(Errno::last());
+        }
+        let ours = about.st_uid == libc::geteuid()
+            && about.st_mode & libc::S_IFMT == libc::S_IFDIR
+            && about.st_mode & 0o022 == 0;
+        if ours { Ok(()) } else { Err(Errno(libc::EPERM)) }
+    }
+}
+
+fn file_in(directory: &Path, pid: u32) -> Result<std::ffi::CString, Errno> {
+    use std::os::unix::ffi::OsStrExt;
+    let mut name = directory.as_os_str().as_bytes().to_vec();
+    name.extend_from_slice(format!("/{pid}").as_bytes());
+    std::ffi::CString::new(name).map_err(|_| Errno(libc::EINVAL))
+}
+
+/// When process `pid` started, in clock ticks since boot: with the number, it names a process for good.
+fn start_time(pid: u32) -> Result<u64, Errno> {
+    let (mut room, mut buffer) = ([0; 64], procfs::Buffer::new());
+    let text = procfs::read(procfs::path(&mut room, &["/proc/"], pid.into(), "/stat"), &mut buffer)?;
+    // The name in parentheses may hold anything; what follows the last one is fields 3 and up, and the start time is field 22.
+    let fields = text.rsplit_once(')').map(|(_, rest)| rest).ok_or(Errno(libc::EILSEQ))?;
+    fields.split_ascii_whitespace().nth(19).and_then(|field| field.parse().ok()).ok_or(Errno(libc::EILSEQ))
+}
+
+/// Why the counters of a process could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReadError {
+    /// No such file: the process does not run under Pagecrew, has had no large memory yet, or is another user's.
+    NotThere(PathBuf),
+    /// The process has ended and its file was left behind; it has been removed.
+    Ended(u32),
+    /// The file is not one of this version's.
+    OtherLayout(PathBuf),
+    /// The kernel refused.
+    Refused(PathBuf, Errno),
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReadError::NotThere(path) => write!(
+                f,
+                "{} is not there: the process is not running under pagecrew, has not used large memory yet, or belongs to another user",
+                path.display()
+            ),
+            ReadError::Ended(pid) => write!(f, "process {pid} has ended"),
+            ReadError::OtherLayout(path) => write!(f, "{} was written by another version of pagecrew", path.display()),
+            ReadError::Refused(path, errno) => write!(f, "{}: {errno}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for ReadError {}
+
+/// Reads the counters of process `pid`, published in `directory`.
+///
+/// # Errors
+/// See [`ReadError`].
+pub fn read(directory: &Path, pid: u32) -> Result<Snapshot, ReadError> {
+    use std::os::fd::AsRawFd;
+    let path = directory.join(pid.to_string());
+    let refused = |errno| ReadError::Refused(path.clone(), errno);
+    let file = std::fs::File::open(&path).map_err(|error| match error.raw_os_error() {
+        Some(libc::ENOENT) | None => ReadError::NotThere(path.clone()),
+        Some(errno) => refused(Errno(errno)),
+    })?;
+    if file.metadata().map_or(0, |about| about.len()) != LENGTH as u64 {
+        return Err(ReadError::OtherLayout(path));
+    }
+    // SAFETY: a new read-only mapping of a file of that length; it is unmapped below, before nobody can use it any more.
+    let address =
+        unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+    if address == libc::MAP_FAILED {
+        return Err(refused(Errno::last()));
+    }
+    // SAFETY: the mapping is long enough; every bit pattern is a valid `Page`, and what changes under us is atomic.
+    let page = unsafe { &*(address as *const Page) };
+    let result = if page.magic != MAGIC || page.layout.load(Ordering::Relaxed) != LAYOUT {
+        Err(ReadError::OtherLayout(path))
+    } else if start_time(pid) != Ok(page.start_time.load(Ordering::Relaxed)) {
+        let _ = std::fs::remove_file(&path);
+        Err(ReadError::Ended(pid))
+    } else {
+        Ok(page.snapshot())
+    };
+    // SAFETY: the mapping made above; `page` is not used any more.
+    let _ = unsafe { memory::unmap(Range { start: address as usize, len: LENGTH }) };
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("pagecrew-stats-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        path
+    }
+
+    #[test]
+    fn a_shared_page_is_read_as_it_changes() {
+        let directory = scratch("shared");
+        let page = StatsPage::new().unwrap();
+        page.set_zone_count(1);
+        page.counters.frees.add(2);
+        page.share(&directory).unwrap();
+        page.counters.frees.add(3);
+        let states = ZoneBytes { reserved: 1, in_use: 2, retained_dirty: 3, retained_zeroed: 4 };
+        page.zones[0].publish(states);
+        let snapshot = read(&directory, std::process::id()).unwrap();
+        assert_eq!((snapshot.counter("frees"), snapshot.bytes()), (5, states));
+        page.unshare(&directory);
+        assert!(matches!(read(&directory, std::process::id()), Err(ReadError::NotThere(_))));
+        std::fs::remove_dir(&directory).unwrap();
+    }
+
+    #[test]
+    fn what_a_dead_process_left_is_recognised_and_removed() {
+        let directory = scratch("dead");
+        let page = StatsPage::new().unwrap();
+        page.share(&directory).unwrap();
+        // Process 1 runs, but did not start when this one did: as if the number had been used again.
+        std::fs::rename(directory.join(std::process::id().to_string()), directory.join("1")).unwrap();
+        assert_eq!(read(&directory, 1), Err(ReadError::Ended(1)));
+        assert!(!directory.join("1").exists());
+        std::fs::remove_dir(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_others_may_write_to_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = scratch("open");
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(StatsPage::new().unwrap().share(&directory), Err(Errno(libc::EPERM)));
+        std::fs::remove_dir(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_truncated_file_is_refused() {
+        let directory = scratch("short");
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(directory.join("1"), b"short").unwrap();
+        assert!(matches!(read(&directory, 1), Err(ReadError::OtherLayout(_))));
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+}

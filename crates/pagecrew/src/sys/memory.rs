@@ -1,0 +1,209 @@
+//! Mappings: reserve, commit, discard, move. All ranges are page aligned; lengths are in bytes.
+
+use super::Errno;
+use std::ffi::c_void;
+
+/// A page-aligned range of this process's address space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    /// First address.
+    pub start: usize,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+impl Range {
+    /// The first address behind the range.
+    pub fn end(&self) -> usize {
+        self.start + self.len
+    }
+}
+
+/// What a mapping may be used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protection {
+    /// No access: address space only, never counted against overcommit.
+    None,
+    /// Reads and writes.
+    ReadWrite,
+}
+
+impl Protection {
+    fn bits(self) -> i32 {
+        match self {
+            Protection::None => libc::PROT_NONE,
+            Protection::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        }
+    }
+}
+
+const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+
+/// Maps `len` bytes of anonymous memory at an address of the kernel's choice, without reserving swap (`MAP_NORESERVE`).
+///
+/// # Errors
+/// `ENOMEM` where `RLIMIT_AS`, `RLIMIT_DATA`, strict overcommit or `vm.max_map_count` refuse it.
+pub fn map(len: usize, protection: Protection) -> Result<usize, Errno> {
+    // SAFETY: a new anonymous mapping at an address that the kernel chooses cannot touch memory in use.
+    let address = unsafe { libc::mmap(std::ptr::null_mut(), len, protection.bits(), ANONYMOUS, -1, 0) };
+    if address == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(address as usize) }
+}
+
+/// Replaces whatever is mapped in `range` by fresh anonymous memory: contents, advice, locks and page offsets are gone.
+///
+/// # Safety
+/// Nobody uses the memory in `range`.
+///
+/// # Errors
+/// As [`map`]; the old mapping may then be gone.
+pub unsafe fn map_fresh(range: Range, protection: Protection) -> Result<(), Errno> {
+    // SAFETY: the caller owns the range, so replacing what is mapped there harms nobody.
+    let address = unsafe {
+        libc::mmap(range.start as *mut c_void, range.len, protection.bits(), ANONYMOUS | libc::MAP_FIXED, -1, 0)
+    };
+    if address == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
+}
+
+/// Unmaps `range`.
+///
+/// # Safety
+/// Nobody uses the memory in `range`.
+///
+/// # Errors
+/// `ENOMEM` where a hole would exceed `vm.max_map_count`.
+pub unsafe fn unmap(range: Range) -> Result<(), Errno> {
+    // SAFETY: the caller owns the range.
+    Errno::check(unsafe { libc::munmap(range.start as *mut c_void, range.len) } as libc::c_long).map(drop)
+}
+
+/// Changes the protection of `range`.
+///
+/// # Safety
+/// Nobody relies on an access that the new protection refuses.
+///
+/// # Errors
+/// `ENOMEM` where strict overcommit, `RLIMIT_DATA` or `vm.max_map_count` refuse it.
+pub unsafe fn protect(range: Range, protection: Protection) -> Result<(), Errno> {
+    // SAFETY: by the function's own contract.
+    let result = unsafe { libc::syscall(libc::SYS_mprotect, range.start, range.len, protection.bits()) };
+    Errno::check(result).map(drop)
+}
+
+/// Advice of `madvise(2)`, with the kernel version that brought it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Advice {
+    /// `MADV_DONTNEED`: give the pages back; the range reads as zero afterwards. Refused with `EINVAL` on locked memory.
+    DontNeed = 4,
+    /// `MADV_HUGEPAGE` (2.6.38): the range may be backed by huge pages.
+    HugePage = 14,
+    /// `MADV_NOHUGEPAGE` (2.6.38): the range is never backed by huge pages.
+    NoHugePage = 15,
+    /// `MADV_WIPEONFORK` (4.14): a child sees the range as zero, and `fork` copies none of it.
+    WipeOnFork = 18,
+    /// `MADV_KEEPONFORK` (4.14): undoes [`Advice::WipeOnFork`].
+    KeepOnFork = 19,
+    /// `MADV_POPULATE_WRITE` (5.14): back the range with writable pages now.
+    PopulateWrite = 23,
+    /// `MADV_DONTNEED_LOCKED` (5.18): as `DontNeed`, on locked memory too.
+    DontNeedLocked = 24,
+    /// `MADV_GUARD_INSTALL` (6.13): an access to the range is a fault; needs no mapping of its own.
+    GuardInstall = 102,
+    /// `MADV_GUARD_REMOVE` (6.13): undoes [`Advice::GuardInstall`].
+    GuardRemove = 103,
+}
+
+/// Gives advice about `range`.
+///
+/// # Safety
+/// With [`Advice::DontNeed`], [`Advice::DontNeedLocked`] and [`Advice::GuardInstall`] the contents are lost: nobody may need
+/// them. The other kinds do not change contents.
+///
+/// # Errors
+/// `EINVAL` where the kernel does not know the advice or the mapping refuses it; `ENOMEM` where part of the range is unmapped.
+pub unsafe fn advise(range: Range, advice: Advice) -> Result<(), Errno> {
+    // The raw system call, not the libc function: the preload library stands in for that one.
+    // SAFETY: by the function's own contract.
+    let result = unsafe { libc::syscall(libc::SYS_madvise, range.start, range.len, advice as i32) };
+    Errno::check(result).map(drop)
+}
+
+/// Gives the pages of `range` back to the kernel, whether they are locked or not; the range reads as zero afterwards.
+///
+/// # Safety
+/// Nobody needs the contents.
+///
+/// # Errors
+/// As [`advise`].
+pub unsafe fn discard(range: Range) -> Result<(), Errno> {
+    // SAFETY: by the function's own contract.
+    unsafe {
+        match advise(range, Advice::DontNeed) {
+            Err(Errno(libc::EINVAL)) => advise(range, Advice::DontNeedLocked),
+            result => result,
+        }
+    }
+}
+
+/// Moves the pages of `from` to `to`, an equally long range, without copying. `from` stays mapped and reads as zero
+/// (`MREMAP_DONTUNMAP`, 5.7; huge pages move whole where both are 2 MiB aligned).
+///
+/// # Safety
+/// Nobody uses either range meanwhile, nor needs the contents of `to`.
+///
+/// # Errors
+/// `EINVAL` on kernels before 5.7 and where `from` spans several mappings, `ENOMEM` at `vm.max_map_count`; nothing has moved then.
+pub unsafe fn move_pages(from: Range, to: usize) -> Result<(), Errno> {
+    const DONTUNMAP: i32 = 4;
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | DONTUNMAP;
+    // SAFETY: by the function's own contract.
+    let result = unsafe { libc::syscall(libc::SYS_mremap, from.start, from.len, from.len, flags, to) };
+    Errno::check(result).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::PAGE_SIZE;
+
+    fn mapped(len: usize) -> Range {
+        Range { start: map(len, Protection::ReadWrite).unwrap(), len }
+    }
+
+    #[test]
+    fn discarded_memory_reads_as_zero_even_when_locked() {
+        let range = mapped(4 * PAGE_SIZE);
+        let bytes = range.start as *mut u8;
+        // SAFETY: the range is mapped read-write and belongs to this test.
+        unsafe {
+            bytes.write(1);
+            discard(range).unwrap();
+            assert_eq!(bytes.read(), 0);
+            bytes.write(2);
+            if libc::mlock(bytes.cast(), range.len) == 0 {
+                discard(range).unwrap();
+                assert_eq!(bytes.read(), 0);
+            }
+            unmap(range).unwrap();
+        }
+    }
+
+    #[test]
+    fn moved_pages_keep_their_contents_and_leave_zeroes() {
+        let (from, to) = (mapped(8 * PAGE_SIZE), mapped(8 * PAGE_SIZE));
+        // SAFETY: both ranges are mapped read-write and belong to this test.
+        unsafe {
+            (from.start as *mut u8).add(PAGE_SIZE).write(7);
+            move_pages(from, to.start).unwrap();
+            assert_eq!((to.start as *mut u8).add(PAGE_SIZE).read(), 7);
+            assert_eq!((from.start as *mut u8).add(PAGE_SIZE).read(), 0);
+            unmap(from).unwrap();
+            unmap(to).unwrap();
+        }
+    }
+
+    #[test]
+    fn an_impossible_mapping_is_an_error() {
+        assert_eq!(map(1 << 56, Protection::None), Err(Errno(libc::ENOMEM)));
+    }
+}

@@ -1,0 +1,66 @@
+//! Thin, typed access to the kernel interfaces that Pagecrew uses: one file an interface, no policy.
+//!
+//! Every call returns the kernel's own error as [`Errno`], and every item says the kernel version that brought it. Nothing in
+//! here allocates from the heap, so that all of it can be used below `malloc`.
+
+pub mod cgroup;
+pub mod clock;
+pub mod membarrier;
+pub mod memory;
+pub mod procfs;
+pub mod rseq;
+pub mod sched;
+pub mod thread;
+pub mod topology;
+pub mod zero;
+
+use std::fmt;
+
+/// An error number as the kernel returned it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// The calling thread's `errno`.
+    pub fn last() -> Errno {
+        // SAFETY: glibc's errno location is valid for the calling thread as long as it runs.
+        Errno(unsafe { *libc::__errno_location() })
+    }
+
+    /// Sets the calling thread's `errno`; a function that stands in for a libc function uses it to report or to restore.
+    pub fn set(self) {
+        // SAFETY: as in `last`.
+        unsafe { *libc::__errno_location() = self.0 }
+    }
+
+    /// The result of a system call wrapper that returns -1 on failure.
+    pub(crate) fn check(result: libc::c_long) -> Result<libc::c_long, Errno> {
+        if result == -1 { Err(Errno::last()) } else { Ok(result) }
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        std::io::Error::from_raw_os_error(self.0).fmt(f)
+    }
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Errno({}: {self})", self.0)
+    }
+}
+
+impl std::error::Error for Errno {}
+
+/// Size of a base page on x86-64 and on the aarch64 kernels that Pagecrew supports, in bytes.
+pub const PAGE_SIZE: usize = 4096;
+
+/// Size of a huge page (a page-middle-directory entry) with 4 KiB base pages, in bytes.
+pub const HUGE_PAGE_SIZE: usize = 2 << 20;
+
+/// `value` rounded up to a multiple of `align`, a power of two; `None` if that overflows.
+pub fn round_up(value: usize, align: usize) -> Option<usize> {
+    debug_assert!(align.is_power_of_two());
+    Some(value.checked_add(align - 1)? & !(align - 1))
+}

@@ -1,0 +1,156 @@
+//! Small files of `/proc` and `/sys`, read into a buffer on the stack: no heap, no file kept open (a program may close every
+//! descriptor that it does not know).
+
+use super::Errno;
+use std::ffi::CStr;
+
+/// Room for one small file.
+pub struct Buffer([u8; 4096]);
+
+impl Buffer {
+    /// An empty buffer.
+    pub fn new() -> Buffer {
+        Buffer([0; 4096])
+    }
+}
+
+impl Default for Buffer {
+    fn default() -> Buffer {
+        Buffer::new()
+    }
+}
+
+/// Reads the first 4 KiB of the file at `path`.
+///
+/// # Errors
+/// Those of `open` and `read`; `EILSEQ` for contents that are not UTF-8.
+pub fn read<'b>(path: &CStr, buffer: &'b mut Buffer) -> Result<&'b str, Errno> {
+    // SAFETY: the path is a C string; the descriptor is ours alone and closed below; the buffer has the length that is given.
+    let count = unsafe {
+        let file = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+        if file < 0 {
+            return Err(Errno::last());
+        }
+        let count = libc::read(file, buffer.0.as_mut_ptr().cast(), buffer.0.len());
+        let error = Errno::last();
+        libc::close(file);
+        if count < 0 {
+            return Err(error);
+        }
+        count as usize
+    };
+    std::str::from_utf8(&buffer.0[..count]).map_err(|_| Errno(libc::EILSEQ))
+}
+
+/// Puts `prefixes`, `number` and `suffix` together as a C string in `room`, cut off where the room ends.
+pub fn path<'r>(room: &'r mut [u8], prefixes: &[&str], number: u64, suffix: &str) -> &'r CStr {
+    use std::io::Write;
+    let last = room.len() - 1;
+    let mut rest = &mut room[..last];
+    for prefix in prefixes {
+        let _ = rest.write_all(prefix.as_bytes());
+    }
+    let _ = write!(rest, "{number}{suffix}");
+    let written = last - rest.len();
+    room[written] = 0;
+    CStr::from_bytes_until_nul(room).unwrap_or(c"")
+}
+
+/// Resident memory of this process in bytes (`/proc/self/statm`).
+///
+/// # Errors
+/// Those of [`read`].
+pub fn resident_bytes() -> Result<usize, Errno> {
+    let mut buffer = Buffer::new();
+    let pages = read(c"/proc/self/statm", &mut buffer)?
+        .split_ascii_whitespace()
+        .nth(1)
+        .and_then(|text| text.parse::<usize>().ok());
+    Ok(pages.ok_or(Errno(libc::EILSEQ))? * super::PAGE_SIZE)
+}
+
+/// The machine's memory (`/proc/meminfo`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// `MemTotal` in bytes.
+    pub total: u64,
+    /// `MemAvailable` in bytes: what can be had without swapping.
+    pub available: u64,
+}
+
+/// Reads `/proc/meminfo`.
+///
+/// # Errors
+/// Those of [`read`].
+pub fn memory_info() -> Result<MemoryInfo, Errno> {
+    let mut buffer = Buffer::new();
+    parse_memory_info(read(c"/proc/meminfo", &mut buffer)?).ok_or(Errno(libc::EILSEQ))
+}
+
+fn parse_memory_info(text: &str) -> Option<MemoryInfo> {
+    let field = |name: &str| -> Option<u64> {
+        let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(rest.split_ascii_whitespace().next()?.parse::<u64>().ok()? * 1024)
+    };
+    Some(MemoryInfo { total: field("MemTotal:")?, available: field("MemAvailable:")? })
+}
+
+/// Total time in microseconds that some task has waited for memory (`/proc/pressure/memory`, 4.20).
+///
+/// # Errors
+/// `ENOENT` or `EOPNOTSUPP` where pressure information is off.
+pub fn memory_stall_us() -> Result<u64, Errno> {
+    let mut buffer = Buffer::new();
+    parse_stall(read(c"/proc/pressure/memory", &mut buffer)?).ok_or(Errno(libc::EILSEQ))
+}
+
+fn parse_stall(text: &str) -> Option<u64> {
+    let some = text.lines().find(|line| line.starts_with("some "))?;
+    some.split_ascii_whitespace().find_map(|field| field.strip_prefix("total="))?.parse().ok()
+}
+
+/// Nanoseconds that the calling thread has run and has waited to run (`/proc/thread-self/schedstat`).
+///
+/// # Errors
+/// Those of [`read`].
+pub fn run_and_wait_ns() -> Result<(u64, u64), Errno> {
+    let mut buffer = Buffer::new();
+    let mut fields = read(c"/proc/thread-self/schedstat", &mut buffer)?.split_ascii_whitespace().map(str::parse::<u64>);
+    match (fields.next(), fields.next()) {
+        (Some(Ok(run)), Some(Ok(wait))) => Ok((run, wait)),
+        _ => Err(Errno(libc::EILSEQ)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_resident_in_less_than_the_machine_has() {
+        let info = memory_info().unwrap();
+        assert!(resident_bytes().unwrap() > 100 << 10);
+        assert!((resident_bytes().unwrap() as u64) < info.total);
+        assert!(info.available <= info.total);
+    }
+
+    #[test]
+    fn pressure_lines() {
+        let text =
+            "some avg10=0.12 avg60=0.00 avg300=0.00 total=4711\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=9\n";
+        assert_eq!(parse_stall(text), Some(4711));
+        assert_eq!(parse_stall("full avg10=0.00 total=9"), None);
+        assert_eq!(parse_memory_info("MemTotal: 10 kB\nMemFree: 5 kB\n"), None);
+    }
+
+    #[test]
+    fn a_missing_file_is_an_error() {
+        assert_eq!(read(c"/proc/self/no-such-file", &mut Buffer::new()), Err(Errno(libc::ENOENT)));
+    }
+
+    #[test]
+    fn paths_are_cut_where_the_room_ends() {
+        assert_eq!(path(&mut [0; 32], &["/a", "/b"], 12, "/c"), c"/a/b12/c");
+        assert_eq!(path(&mut [0; 5], &["/abcdefg"], 1, ""), c"/abc");
+    }
+}

@@ -1,0 +1,128 @@
+//! Scheduling classes and affinity of threads.
+
+use super::Errno;
+
+/// The calling thread's kernel thread number.
+pub fn thread_id() -> i32 {
+    // SAFETY: gettid takes nothing and cannot fail.
+    unsafe { libc::syscall(libc::SYS_gettid) as i32 }
+}
+
+/// The classes that Pagecrew uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// `SCHED_OTHER`: the ordinary class.
+    Normal,
+    /// `SCHED_IDLE` (2.6.23): weight 3 where an ordinary thread has 1024; runs on CPU that nobody else wants.
+    Idle,
+}
+
+/// Moves thread `id` (0: the calling one) to `class`.
+///
+/// # Errors
+/// `EPERM` for the way back from [`Class::Idle`] without `CAP_SYS_NICE` or a sufficient `RLIMIT_NICE`; `ESRCH` if the thread ended.
+pub fn set_class(id: i32, class: Class) -> Result<(), Errno> {
+    let policy = match class {
+        Class::Normal => libc::SCHED_OTHER,
+        Class::Idle => libc::SCHED_IDLE,
+    };
+    let parameter = libc::sched_param { sched_priority: 0 };
+    // SAFETY: `parameter` outlives the call.
+    Errno::check(unsafe { libc::syscall(libc::SYS_sched_setscheduler, id, policy, &parameter) }).map(drop)
+}
+
+/// A set of CPUs: the largest that glibc's own calls know, 1024.
+#[derive(Clone, Copy)]
+pub struct CpuSet(libc::cpu_set_t);
+
+impl CpuSet {
+    /// The empty set.
+    pub fn new() -> CpuSet {
+        // SAFETY: all zeroes is the empty set.
+        CpuSet(unsafe { std::mem::zeroed() })
+    }
+
+    /// Adds `cpu`, if it is below 1024.
+    pub fn insert(&mut self, cpu: usize) {
+        if cpu < libc::CPU_SETSIZE as usize {
+            // SAFETY: the index is in the set's bounds.
+            unsafe { libc::CPU_SET(cpu, &mut self.0) }
+        }
+    }
+
+    /// Whether `cpu` is in the set.
+    pub fn contains(&self, cpu: usize) -> bool {
+        // SAFETY: the index is in the set's bounds.
+        cpu < libc::CPU_SETSIZE as usize && unsafe { libc::CPU_ISSET(cpu, &self.0) }
+    }
+
+    /// Number of CPUs in the set.
+    pub fn count(&self) -> usize {
+        // SAFETY: only reads the set.
+        unsafe { libc::CPU_COUNT(&self.0) as usize }
+    }
+
+    /// The CPUs in both sets.
+    pub fn intersection(&self, other: &CpuSet) -> CpuSet {
+        let mut both = CpuSet::new();
+        (0..libc::CPU_SETSIZE as usize)
+            .filter(|&cpu| self.contains(cpu) && other.contains(cpu))
+            .for_each(|cpu| both.insert(cpu));
+        both
+    }
+}
+
+impl Default for CpuSet {
+    fn default() -> CpuSet {
+        CpuSet::new()
+    }
+}
+
+/// The CPUs that the calling thread may run on, cpuset included.
+///
+/// # Errors
+/// `EINVAL` on machines with more than 1024 possible CPUs.
+pub fn affinity() -> Result<CpuSet, Errno> {
+    let mut set = CpuSet::new();
+    let size = size_of::<libc::cpu_set_t>();
+    // SAFETY: `set` has room for `size` bytes.
+    Errno::check(unsafe { libc::sched_getaffinity(0, size, &mut set.0) } as libc::c_long).map(|_| set)
+}
+
+/// Restricts the calling thread to `set`.
+///
+/// # Errors
+/// `EINVAL` where no CPU of the set may be used.
+pub fn set_affinity(set: &CpuSet) -> Result<(), Errno> {
+    // SAFETY: `set` is valid for its size.
+    Errno::check(unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set.0) } as libc::c_long).map(drop)
+}
+
+/// The CPU that the calling thread runs on at this moment.
+pub fn current_cpu() -> usize {
+    // SAFETY: takes nothing; glibc answers from the rseq area or the vDSO.
+    unsafe { libc::sched_getcpu().max(0) as usize }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_can_always_become_idle() {
+        std::thread::spawn(|| {
+            set_class(0, Class::Idle).unwrap();
+            // The way back depends on rights; both answers are right, any other is not.
+            assert!(matches!(set_class(thread_id(), Class::Normal), Ok(()) | Err(Errno(libc::EPERM))));
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn affinity_has_the_current_cpu() {
+        let set = affinity().unwrap();
+        assert!(set.count() >= 1 && set.contains(current_cpu()));
+        assert_eq!(set.intersection(&CpuSet::new()).count(), 0);
+    }
+}
