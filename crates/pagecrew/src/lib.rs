@@ -12,4 +12,5 @@ pub mod stats;
 
 pub mod crew;
 
+#[cfg(not(loom))]
 pub mod region;

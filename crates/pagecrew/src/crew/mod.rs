@@ -1,1 +1,28 @@
-//! crew
+//! Background workers: divisible jobs over ranges of memory, helper threads of the idle scheduling class, and the policy that
+//! says how many of them there are and how much each takes at a time.
+//!
+//! **Life of a job.** A thread of the program puts an [`Operation`] on a range on the board and, if it waits for the end, takes
+//! chunks of it itself until none is left: helpers only add, so progress never depends on them. A helper that finds an
+//! open job enters it, takes chunks, and leaves when none is left; whoever leaves last finishes the job, which is when the
+//! [`Employer`] hears of it. A waiting caller that runs out of chunks does not wait for a helper that holds one and isn't
+//! running: what can be done twice it does again, what can't it takes back (see [`crate::sys::zero`]).
+//!
+//! **Life of a helper.** It is started by the first job that is worth it, blocks every signal, runs SCHED_IDLE, prefers jobs of its
+//! own NUMA node, and ends when it has had nothing to do for 30 s. It is an ordinary thread of the process, so the process's
+//! CPU cgroup, cpuset, affinity and limits bind it.
+//!
+//! Source: parallel free of huge memory (Aaron Lu, 2017), whose review asked who pays for the workers, who tunes them, and what
+//! happens when they don't run.
+
+mod governor;
+// Under loom only the job protocol is built: the rest of the crew is threads and system calls.
+#[cfg(not(loom))]
+mod helpers;
+mod job;
+mod operation;
+mod sync;
+
+pub use governor::{Demand, Means, chunk_bytes, helpers_wanted};
+#[cfg(not(loom))]
+pub use helpers::{Crew, Employer, ForkGuard, Idle, Task, Tick};
+pub use operation::Operation;

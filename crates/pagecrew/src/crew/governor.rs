@@ -1,0 +1,140 @@
+//! Policy: how many helpers a demand is worth, and how large a chunk is. Pure functions, so that machines of any size can be
+//! simulated.
+
+use crate::sys::HUGE_PAGE_SIZE;
+
+/// What there is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Demand {
+    /// Bytes not yet taken, over all jobs.
+    pub bytes: usize,
+    /// What one thread does in a microsecond, in bytes, as last measured.
+    pub rate: usize,
+}
+
+/// What there is to do it with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Means {
+    /// CPUs that the process may run on.
+    pub cpus: usize,
+    /// CPU bandwidth limit of the process's cgroup in thousandths of a CPU, if it has one.
+    pub quota_milli: Option<u64>,
+    /// The user's own bound on helpers.
+    pub limit: Option<usize>,
+}
+
+/// A helper is worth waking for this much work, in microseconds: several times what waking it costs.
+const WORTH_US: usize = 200;
+
+/// The most helpers, however large the machine: behind this many the kernel's own locks are the limit (`000_…` found 4 to 16
+/// threads a node best), and the machine is not ours alone.
+pub const MAX_HELPERS: usize = 32;
+
+/// How many helpers should be at `demand`.
+///
+/// One CPU is left to the thread that caused the work. A bandwidth limit counts like fewer CPUs, since idle-class threads use up
+/// the same quota; but one helper there always is, or nothing would ever decay.
+pub fn helpers_wanted(demand: Demand, means: Means) -> usize {
+    let quota = means.quota_milli.map_or(usize::MAX, |milli| milli.div_ceil(1000) as usize);
+    let most = means.cpus.min(quota).saturating_sub(1).clamp(1, MAX_HELPERS).min(means.limit.unwrap_or(MAX_HELPERS));
+    let worth = demand.bytes / (demand.rate.max(1) * WORTH_US);
+    worth.clamp(1, most.max(1)).min(most)
+}
+
+/// Time that a chunk should take where nobody waits, in microseconds.
+const CHUNK_US: usize = 1000;
+/// The same where somebody waits: a helper of the idle class finishes one within its first time slice.
+const CHUNK_WAITING_US: usize = 100;
+/// The smallest chunk where somebody waits: below it the system call itself weighs.
+const CHUNK_MIN: usize = 256 << 10;
+
+/// Size of the next chunk in bytes, given what one thread does in a microsecond (`rate`), what is left to take, who takes part,
+/// and whether somebody waits. Whole huge pages where it is large enough, so that none is split between two threads.
+pub fn chunk_bytes(rate: usize, left: usize, takers: usize, waiting: bool) -> usize {
+    let time = if waiting { CHUNK_WAITING_US } else { CHUNK_US };
+    let even_end = left / (2 * takers.max(1));
+    let wanted = (rate * time).min(even_end);
+    if wanted >= HUGE_PAGE_SIZE || !waiting {
+        (wanted / HUGE_PAGE_SIZE).max(1) * HUGE_PAGE_SIZE
+    } else {
+        wanted.next_power_of_two().clamp(CHUNK_MIN, HUGE_PAGE_SIZE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: usize = 1 << 30;
+
+    fn wanted(bytes: usize, cpus: usize) -> usize {
+        helpers_wanted(Demand { bytes, rate: 10_000 }, Means { cpus, quota_milli: None, limit: None })
+    }
+
+    #[test]
+    fn one_cpu_is_left_to_the_program() {
+        assert_eq!(wanted(8 * GIB, 2), 1);
+        assert_eq!(wanted(8 * GIB, 16), 15);
+        assert_eq!(wanted(8 * GIB, 1), 1);
+    }
+
+    #[test]
+    fn helpers_grow_with_the_work_and_never_past_the_most() {
+        assert_eq!(wanted(1 << 20, 256), 1);
+        for cpus in [2, 8, 64, 256] {
+            let mut before = 0;
+            for shift in 20..44 {
+                let now = wanted(1 << shift, cpus);
+                assert!(
+                    now >= before && now <= MAX_HELPERS && (now < cpus || cpus == 1),
+                    "{cpus} CPUs, 2^{shift} bytes: {now}"
+                );
+                before = now;
+            }
+        }
+    }
+
+    #[test]
+    fn a_bandwidth_limit_counts_like_fewer_cpus() {
+        let means = |quota_milli| Means { cpus: 64, quota_milli, limit: None };
+        let demand = Demand { bytes: 64 * GIB, rate: 10_000 };
+        assert_eq!(helpers_wanted(demand, means(Some(4000))), 3);
+        assert_eq!(helpers_wanted(demand, means(Some(500))), 1);
+    }
+
+    #[test]
+    fn the_user_has_the_last_word() {
+        let demand = Demand { bytes: 64 * GIB, rate: 10_000 };
+        let with = |limit| helpers_wanted(demand, Means { cpus: 64, quota_milli: None, limit: Some(limit) });
+        assert_eq!((with(0), with(3), with(1000)), (0, 3, MAX_HELPERS));
+    }
+
+    #[test]
+    fn chunks_take_a_millisecond_or_a_tenth_of_one() {
+        assert_eq!(chunk_bytes(10_000, 8 * GIB, 2, false), 4 * HUGE_PAGE_SIZE);
+        assert_eq!(chunk_bytes(10_000, 8 * GIB, 2, true), 1 << 20);
+        assert_eq!(chunk_bytes(450_000, 8 * GIB, 2, true), 21 * HUGE_PAGE_SIZE);
+        // A chunk that was preempted makes the next ones small, but never so small that the system call weighs.
+        assert_eq!(chunk_bytes(1, 8 * GIB, 2, true), CHUNK_MIN);
+        assert_eq!(chunk_bytes(1, 8 * GIB, 2, false), HUGE_PAGE_SIZE);
+    }
+
+    /// Threads of very different speed on a simulated machine end within a chunk of each other, which fixed slices do not.
+    #[test]
+    fn a_slow_thread_does_not_hold_the_end_back() {
+        for threads in [2usize, 8, 32] {
+            // Thread 0 is ten times slower than the rest.
+            let speed = |thread: usize| if thread == 0 { 1_000 } else { 10_000 };
+            let (mut left, mut clock) = (8 * GIB, vec![0usize; threads]);
+            while left > 0 {
+                let thread = (0..threads).min_by_key(|&thread| clock[thread]).unwrap();
+                let chunk = chunk_bytes(speed(thread), left, threads, true).min(left);
+                left -= chunk;
+                clock[thread] += chunk / speed(thread);
+            }
+            let ideal = 8 * GIB / (10_000 * (threads - 1) + 1_000);
+            let end = clock.iter().max().unwrap();
+            assert!(*end <= ideal + 2_500, "{threads} threads: {end} us, ideal {ideal} us");
+        }
+    }
+}

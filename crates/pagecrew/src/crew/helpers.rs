@@ -1,0 +1,799 @@
+//! The crew: a board of jobs and the helper threads that work on it.
+
+use super::governor::{Demand, MAX_HELPERS, Means, chunk_bytes, helpers_wanted};
+use super::job::{Chunk, GRAIN, Job, Left};
+use super::operation::{Bypass, OPERATIONS, Operation};
+use crate::stats::{Counters, StatsPage};
+use crate::sys::memory::Range;
+use crate::sys::sched::{self, Class, CpuSet};
+use crate::sys::topology::Topology;
+use crate::sys::{cgroup, clock, membarrier, rseq, thread};
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Jobs that can be open at a time. More than that are done by whoever brings them.
+const PLACES: usize = 64;
+
+/// A helper without work ends after this long.
+const LINGER: Duration = Duration::from_secs(30);
+
+/// How long a waiting caller gives helpers to end their last chunks before it takes them over: twice a chunk's usual time.
+const PATIENCE_NS: u64 = 200_000;
+
+/// After a helper was found not running, waiting callers work alone for this long: the CPUs are busy with others.
+const CONTENDED_NS: u64 = 20_000_000;
+
+/// The rate that is assumed before anything was measured: 10 GB/s.
+const FIRST_RATE: usize = 10_000;
+
+/// A piece of work: an operation on a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Task {
+    /// What to do.
+    pub operation: Operation,
+    /// Where: page aligned, at most 16 TiB.
+    pub range: Range,
+    /// The NUMA node whose helpers should prefer it.
+    pub node: usize,
+    /// Whether [`Employer::finished`] wants to hear of it.
+    pub report: bool,
+}
+
+/// What a helper does next when the board is empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tick {
+    /// Something was done; look again at once.
+    Again,
+    /// Nothing to do before this much time has passed.
+    Wait(Duration),
+    /// Nothing to do until somebody calls.
+    Rest,
+}
+
+/// Who has the work done: hears when a job is finished and decides what helpers do when nobody waits.
+pub trait Employer: Send + Sync + Sized + 'static {
+    /// The last thread at `task` has left it: the range belongs to the employer again.
+    fn finished(&self, task: Task);
+
+    /// Called by one helper at a time whenever the board is empty.
+    fn tick(&self, crew: &Crew<Self>) -> Tick;
+
+    /// Where to count.
+    fn counters(&self) -> &Counters;
+}
+
+/// An employer that needs nothing besides [`Crew::run`]; for a crew of its own.
+pub struct Idle(StatsPage);
+
+impl Idle {
+    /// # Errors
+    /// If there is no memory for the counters.
+    pub fn new() -> Result<Idle, crate::sys::Errno> {
+        StatsPage::new().map(Idle)
+    }
+}
+
+impl Employer for Idle {
+    fn finished(&self, _: Task) {}
+
+    fn tick(&self, _: &Crew<Idle>) -> Tick {
+        Tick::Rest
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.0.counters
+    }
+}
+
+/// What others may know of a helper.
+struct Helper {
+    /// Its kernel thread number; 0 when there is no such helper.
+    thread: AtomicI32,
+    /// An address in its stack.
+    stack: AtomicUsize,
+    /// Set by a caller that moved it to the ordinary class; the helper moves itself back.
+    boosted: AtomicBool,
+}
+
+/// Who is there, and who sleeps. Under one lock, so that a call is never missed.
+struct Roster {
+    alive: usize,
+    asleep: usize,
+    /// Counted up by each call; a helper that saw an older number looks at the board again before it sleeps.
+    calls: u64,
+    stop: bool,
+    /// A thread could not be started; not tried again before this time.
+    retry_ns: u64,
+    handles: [Option<JoinHandle<()>>; MAX_HELPERS],
+}
+
+struct Place {
+    job: Job<MAX_HELPERS>,
+    /// Written by whoever claimed the place before it is published; read by those inside.
+    task: UnsafeCell<Task>,
+    /// Whether a caller waits for the end, which makes chunks short.
+    waiting: AtomicBool,
+}
+
+// SAFETY: `task` is written only in the phase `Setup`, which one thread owns; it is read only by threads inside the job, which
+// they enter after its publication. The phase is changed with release and acquire ordering.
+unsafe impl Sync for Place {}
+
+struct Shared<E> {
+    employer: E,
+    places: [Place; PLACES],
+    helpers: [Helper; MAX_HELPERS],
+    roster: Mutex<Roster>,
+    wake: Condvar,
+    /// The helper that asks the employer, while the others only work on the board.
+    ticking: Mutex<()>,
+    /// Bytes a microsecond of each operation, one thread, as last measured.
+    rates: [AtomicUsize; OPERATIONS],
+    limit: Option<usize>,
+    cpus: CpuSet,
+    topology: Topology,
+    quota_milli: AtomicU64,
+    contended_until: AtomicU64,
+    /// Whether helpers can be revoked: 0 unknown, 1 yes, 2 no. Registered anew in a forked child.
+    revocation: AtomicU32,
+}
+
+/// A handle to the crew of an [`Employer`]. Dropping the last one outside a helper ends the helpers.
+pub struct Crew<E: Employer> {
+    shared: Arc<Shared<E>>,
+    owner: bool,
+}
+
+/// Holds the crew still while the process forks.
+pub struct ForkGuard<'c> {
+    _roster: MutexGuard<'c, Roster>,
+}
+
+/// A lock whose holder panicked is as good as any other: nothing here panics with a half-made change.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+const NO_QUOTA: u64 = u64::MAX;
+
+impl<E: Employer> Crew<E> {
+    /// A crew without helpers yet; they come with the first large job. `limit` bounds their number. Helpers will run on `cpus`,
+    /// which should be what the process was started with: a program may pin the very thread that brings the work.
+    pub fn new(employer: E, limit: Option<usize>, cpus: CpuSet, topology: Topology) -> Crew<E> {
+        let task = Task { operation: Operation::Discard, range: Range { start: 0, len: 0 }, node: 0, report: false };
+        let shared = Shared {
+            employer,
+            places: std::array::from_fn(|_| Place {
+                job: Job::new(),
+                task: UnsafeCell::new(task),
+                waiting: AtomicBool::new(false),
+            }),
+            helpers: std::array::from_fn(|_| Helper {
+                thread: AtomicI32::new(0),
+                stack: AtomicUsize::new(0),
+                boosted: AtomicBool::new(false),
+            }),
+            roster: Mutex::new(Roster {
+                alive: 0,
+                asleep: 0,
+                calls: 0,
+                stop: false,
+                retry_ns: 0,
+                handles: std::array::from_fn(|_| None),
+            }),
+            wake: Condvar::new(),
+            ticking: Mutex::new(()),
+            rates: std::array::from_fn(|_| AtomicUsize::new(FIRST_RATE)),
+            limit,
+            cpus,
+            topology,
+            quota_milli: AtomicU64::new(NO_QUOTA),
+            contended_until: AtomicU64::new(0),
+            revocation: AtomicU32::new(0),
+        };
+        Crew { shared: Arc::new(shared), owner: true }
+    }
+
+    /// The employer.
+    pub fn employer(&self) -> &E {
+        &self.shared.employer
+    }
+
+    /// The machine's nodes, as the crew sees them.
+    pub fn topology(&self) -> &Topology {
+        &self.shared.topology
+    }
+
+    /// Does `task` and returns when it is done, with the calling thread taking part and not waiting for helpers that don't run.
+    /// A range that was discarded may still have a straggler at it: it belongs to the employer again when
+    /// [`Employer::finished`] says so, which may be later than the return.
+    ///
+    /// # Safety
+    /// The range is mapped read-write and, unless the operation is [`Operation::Populate`], nobody else uses it: until the return,
+    /// and in the case of [`Operation::Discard`] until it was reported as finished.
+    pub unsafe fn run(&self, task: Task) {
+        let begin = clock::now_ns();
+        // SAFETY: by the function's own contract.
+        unsafe { self.run_with(task) };
+        self.counters().caller_wait_ns.add(clock::now_ns() - begin);
+    }
+
+    unsafe fn run_with(&self, task: Task) {
+        let place = self.worth_sharing(&task).then(|| self.open(task, true)).flatten();
+        let Some(place) = place else {
+            // SAFETY: by the caller's contract.
+            unsafe { task.operation.perform(task.range, None) };
+            self.count(task.operation, task.range.len, Some(false), 0);
+            if task.report {
+                self.employer().finished(task);
+            }
+            return;
+        };
+        self.call(task.range.len, task.operation);
+        // SAFETY: this thread has published the task and is inside the job.
+        let task = unsafe { *place.task.get() };
+        while let Some(chunk) = place.job.take(self.chunk(place, task.operation), None) {
+            // SAFETY: by the caller's contract, and a chunk is taken by one thread alone.
+            unsafe { self.perform(place, &task, chunk, None) };
+        }
+        // SAFETY: as above.
+        unsafe { self.pass_stragglers(place, &task) };
+        self.leave(place, task);
+    }
+
+    /// Puts `task` on the board for the helpers and returns at once; the employer will hear when it is finished. Without room on
+    /// the board or helpers, it is done here and now.
+    ///
+    /// # Safety
+    /// As [`Crew::run`], until it was reported as finished.
+    pub unsafe fn submit(&self, task: Task) {
+        let place = if self.shared.limit == Some(0) { None } else { self.open(task, false) };
+        if place.is_none() || !self.call(task.range.len, task.operation) {
+            // SAFETY: by the function's own contract. Where the task is on the board already, its chunks are taken there.
+            unsafe {
+                match place {
+                    None => self.run_with(task),
+                    Some(place) => {
+                        if place.job.enter() {
+                            let task = *place.task.get();
+                            while let Some(chunk) = place.job.take(self.chunk(place, task.operation), None) {
+                                self.perform(place, &task, chunk, None);
+                            }
+                            self.leave(place, task);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes chunks of open jobs of `operation` until `enough` says so or none is left. Returns whether it did anything.
+    pub fn assist(&self, operation: Operation, mut enough: impl FnMut() -> bool) -> bool {
+        let begin = clock::now_ns();
+        let mut helped = false;
+        for place in &self.shared.places {
+            if enough() {
+                break;
+            }
+            if !place.job.has_chunks() || !place.job.enter() {
+                continue;
+            }
+            // SAFETY: this thread is inside the job.
+            let task = unsafe { *place.task.get() };
+            if task.operation == operation {
+                while !enough()
+                    && let Some(chunk) = place.job.take(self.chunk(place, operation), None)
+                {
+                    // SAFETY: whoever published the task gave the range to the crew, and a chunk is taken by one thread alone.
+                    unsafe { self.perform(place, &task, chunk, None) };
+                    helped = true;
+                }
+            }
+            self.leave(place, task);
+        }
+        if helped {
+            self.counters().caller_wait_ns.add(clock::now_ns() - begin);
+        }
+        helped
+    }
+
+    /// Wakes or starts helpers for `bytes` of work. Returns whether there is at least one.
+    pub fn call(&self, bytes: usize, operation: Operation) -> bool {
+        let demand = Demand { bytes, rate: self.shared.rates[operation.index()].load(Ordering::Relaxed) };
+        let quota = self.shared.quota_milli.load(Ordering::Relaxed);
+        let means = Means {
+            cpus: self.shared.cpus.count(),
+            quota_milli: (quota != NO_QUOTA).then_some(quota),
+            limit: self.shared.limit,
+        };
+        let wanted = helpers_wanted(demand, means);
+        if wanted == 0 {
+            return false;
+        }
+        let mut roster = lock(&self.shared.roster);
+        roster.calls += 1;
+        (0..wanted.min(roster.asleep)).for_each(|_| self.shared.wake.notify_one());
+        let missing = wanted.saturating_sub(roster.alive);
+        for _ in 0..missing {
+            if !self.start_helper(&mut roster) {
+                break;
+            }
+        }
+        roster.alive > 0
+    }
+
+    /// Whether a helper thread lives, so that [`Employer::tick`] will be called when its time comes.
+    pub fn has_helpers(&self) -> bool {
+        lock(&self.shared.roster).alive > 0
+    }
+
+    /// The kernel thread numbers of the helpers.
+    pub fn helper_threads(&self) -> impl Iterator<Item = i32> + '_ {
+        self.shared.helpers.iter().map(|helper| helper.thread.load(Ordering::Acquire)).filter(|&thread| thread != 0)
+    }
+
+    /// The stacks of the helpers, thread-local storage included, with room to spare on both sides.
+    pub fn helper_stacks(&self) -> impl Iterator<Item = Range> + '_ {
+        let alive = |helper: &&Helper| helper.thread.load(Ordering::Acquire) != 0;
+        self.shared.helpers.iter().filter(alive).map(|helper| {
+            let inside = helper.stack.load(Ordering::Acquire);
+            Range { start: inside.saturating_sub(2 * thread::STACK_SIZE), len: 4 * thread::STACK_SIZE }
+        })
+    }
+
+    /// Whether a helper can be stopped in the middle of zeroing, so that nobody ever waits for it.
+    pub fn revocation(&self) -> bool {
+        match self.shared.revocation.load(Ordering::Relaxed) {
+            0 => {
+                let works = rseq::prepare().is_ok() && membarrier::register().is_ok();
+                self.shared.revocation.store(if works { 1 } else { 2 }, Ordering::Relaxed);
+                works
+            }
+            known => known == 1,
+        }
+    }
+
+    /// Holds helpers' comings and goings still, for `fork`.
+    pub fn hold_for_fork(&self) -> ForkGuard<'_> {
+        ForkGuard { _roster: lock(&self.shared.roster) }
+    }
+
+    /// Makes the crew of a forked child a new one: no helpers, an empty board. Jobs that were open in the parent are forgotten.
+    ///
+    /// # Safety
+    /// Called in the child by its only thread, after the guard of [`Crew::hold_for_fork`] was dropped.
+    pub unsafe fn forget_helpers(&self) {
+        let shared = &self.shared;
+        let mut roster = lock(&shared.roster);
+        for handle in &mut roster.handles {
+            // Joining or detaching a thread that does not exist here would touch its former stack.
+            std::mem::forget(handle.take());
+        }
+        (roster.alive, roster.asleep, roster.retry_ns) = (0, 0, 0);
+        shared.helpers.iter().for_each(|helper| helper.thread.store(0, Ordering::Relaxed));
+        shared.places.iter().for_each(|place| place.job.reset());
+        shared.revocation.store(0, Ordering::Relaxed);
+        // A helper may have held this lock when the process forked; it will never come back to open it.
+        // SAFETY: this is the only thread, so nobody can be inside or waiting.
+        unsafe { std::ptr::write((&raw const shared.ticking).cast_mut(), Mutex::new(())) };
+    }
+
+    fn counters(&self) -> &Counters {
+        self.shared.employer.counters()
+    }
+
+    /// Whether a waiting caller is better off with helpers.
+    fn worth_sharing(&self, task: &Task) -> bool {
+        let rate = self.shared.rates[task.operation.index()].load(Ordering::Relaxed).max(1);
+        self.shared.limit != Some(0)
+            && task.range.len / rate >= 200
+            && self.shared.cpus.count() > 1
+            && clock::now_ns() >= self.shared.contended_until.load(Ordering::Relaxed)
+            && (task.operation.bypass() != Bypass::Revoke || self.revocation() || self.can_boost())
+    }
+
+    /// Opens a place for `task`; `None` if all are taken.
+    fn open(&self, task: Task, waiting: bool) -> Option<&Place> {
+        let place = self.shared.places.iter().find(|place| place.job.claim())?;
+        // SAFETY: the phase is `Setup`, which belongs to this thread.
+        unsafe { *place.task.get() = task };
+        place.waiting.store(waiting, Ordering::Relaxed);
+        place.job.publish(task.range.len.div_ceil(GRAIN), waiting);
+        Some(place)
+    }
+
+    /// Size of the next chunk of `place` in grains.
+    fn chunk(&self, place: &Place, operation: Operation) -> usize {
+        let rate = self.shared.rates[operation.index()].load(Ordering::Relaxed);
+        let takers = self.helper_threads().count() + 1;
+        chunk_bytes(rate, place.job.left() * GRAIN, takers, place.waiting.load(Ordering::Relaxed)) / GRAIN
+    }
+
+    /// Performs one chunk. Returns whether it was done whole.
+    ///
+    /// # Safety
+    /// The calling thread is inside the job and took the chunk.
+    unsafe fn perform(&self, place: &Place, task: &Task, chunk: Chunk, worker: Option<usize>) -> bool {
+        let begin = chunk.start * GRAIN;
+        let range = Range { start: task.range.start + begin, len: (chunk.len * GRAIN).min(task.range.len - begin) };
+        let stoppable = worker.is_some() && task.operation.bypass() == Bypass::Revoke;
+        let start = clock::now_ns();
+        // SAFETY: the range was given to the crew, and this chunk of it to this thread.
+        let whole = unsafe { task.operation.perform(range, stoppable.then(|| place.job.revoked())) };
+        let took = clock::now_ns() - start;
+        if whole {
+            self.measure(task.operation, range.len, took);
+            let waiting = place.waiting.load(Ordering::Relaxed);
+            self.count(task.operation, range.len, worker.map(|_| true).or(Some(false)), if waiting { 0 } else { took });
+        }
+        whole
+    }
+
+    /// Takes the last chunk into account in the rate of `operation`: halfway, so that one preempted chunk makes the next ones
+    /// smaller and a few good ones make them large again.
+    fn measure(&self, operation: Operation, bytes: usize, took_ns: u64) {
+        let rate = &self.shared.rates[operation.index()];
+        let now = bytes * 1000 / (took_ns.max(1000) as usize);
+        rate.store(((rate.load(Ordering::Relaxed) + now) / 2).max(1), Ordering::Relaxed);
+    }
+
+    /// Counts `bytes`, by a helper or not; with a time, nobody waited for it.
+    fn count(&self, operation: Operation, bytes: usize, helper: Option<bool>, background_ns: u64) {
+        let (counters, bytes) = (self.counters(), bytes as u64);
+        match (operation, helper == Some(true)) {
+            (Operation::Discard, true) => {
+                counters.discarded_in_background_bytes.add(bytes);
+                counters.background_discard_ns.add(background_ns);
+            }
+            (Operation::Discard, false) => counters.discarded_by_caller_bytes.add(bytes),
+            (Operation::Zero, true) => counters.zeroed_by_helpers_bytes.add(bytes),
+            (Operation::Zero, false) => counters.zeroed_by_caller_bytes.add(bytes),
+            (Operation::Populate, _) => {}
+        }
+    }
+
+    fn leave(&self, place: &Place, task: Task) {
+        if place.job.leave() == Left::Last {
+            place.job.release();
+            if task.report {
+                self.employer().finished(task);
+            }
+        }
+    }
+
+    /// Called by a waiting caller for whom no chunk is left: does what helpers still hold, without waiting for those that don't
+    /// run.
+    ///
+    /// # Safety
+    /// As [`Crew::run`]; the calling thread is inside the job.
+    unsafe fn pass_stragglers(&self, place: &Place, task: &Task) {
+        let holders = || (0..MAX_HELPERS).filter_map(|worker| Some((worker, place.job.held_by(worker)?)));
+        let deadline = clock::now_ns() + PATIENCE_NS;
+        while holders().next().is_some() && clock::now_ns() < deadline {
+            std::hint::spin_loop();
+        }
+        if holders().next().is_none() {
+            return;
+        }
+        self.shared.contended_until.store(clock::now_ns() + CONTENDED_NS, Ordering::Relaxed);
+        let mut bypass = task.operation.bypass();
+        if bypass == Bypass::Revoke {
+            place.job.revoked().store(1, Ordering::SeqCst);
+            if !self.revocation() || membarrier::restart_sequences().is_err() {
+                // Without the barrier the flag only stops a helper before its next chunk.
+                bypass = Bypass::Wait;
+            }
+        }
+        for (worker, chunk) in holders() {
+            self.boost(worker);
+            if bypass == Bypass::Wait {
+                while place.job.held_by(worker) == Some(chunk) {
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+                continue;
+            }
+            self.counters().stragglers_bypassed.add(1);
+            // SAFETY: discarding twice is harmless while the range belongs to the job, which it does while this thread is inside;
+            // a helper at zeroing was revoked and writes no more.
+            unsafe { self.perform(place, task, chunk, None) };
+        }
+    }
+
+    /// Whether this process may move a helper back to the ordinary class.
+    fn can_boost(&self) -> bool {
+        // SAFETY: geteuid takes nothing and cannot fail. The real answer comes from the kernel when it is tried.
+        unsafe { libc::geteuid() == 0 }
+    }
+
+    /// Moves a helper to the ordinary class, so that it lets go soon of the kernel's locks that it may hold. An ordinary user is
+    /// refused, and then it takes as long as it takes, with nobody waiting.
+    fn boost(&self, worker: usize) {
+        let helper = &self.shared.helpers[worker];
+        let thread = helper.thread.load(Ordering::Acquire);
+        if thread != 0 && sched::set_class(thread, Class::Normal).is_ok() {
+            helper.boosted.store(true, Ordering::Release);
+            self.counters().boosts.add(1);
+        }
+    }
+
+    /// Starts one more helper. Returns whether that was possible.
+    fn start_helper(&self, roster: &mut Roster) -> bool {
+        let now = clock::now_ns();
+        if roster.stop || now < roster.retry_ns {
+            return false;
+        }
+        let Some(number) =
+            (0..MAX_HELPERS).find(|&number| self.shared.helpers[number].thread.load(Ordering::Acquire) == 0)
+        else {
+            return false;
+        };
+        // Marked as taken until the thread has written its own number.
+        self.shared.helpers[number].thread.store(-1, Ordering::Release);
+        let crew = Crew { shared: self.shared.clone(), owner: false };
+        match thread::spawn(format!("pagecrew/{number}"), move || crew.help(number)) {
+            Ok(handle) => {
+                // A former helper of this number has ended or is about to; its handle is let go here.
+                roster.handles[number] = Some(handle);
+                roster.alive += 1;
+                self.counters().helper_starts.add(1);
+                true
+            }
+            Err(_) => {
+                self.shared.helpers[number].thread.store(0, Ordering::Release);
+                roster.retry_ns = now + 1_000_000_000;
+                false
+            }
+        }
+    }
+
+    /// The life of helper `number`.
+    fn help(&self, number: usize) {
+        let me = &self.shared.helpers[number];
+        let inside = 0u8;
+        me.stack.store((&raw const inside) as usize, Ordering::Release);
+        me.thread.store(sched::thread_id(), Ordering::Release);
+        let node = number % self.shared.topology.nodes();
+        self.settle_on(node);
+        let _ = sched::set_class(0, Class::Idle);
+        self.revocation();
+        let mut quota_read = 0;
+        let mut last_work = clock::now_ns();
+        loop {
+            let seen = lock(&self.shared.roster).calls;
+            if clock::now_ns() >= quota_read + 10_000_000_000 {
+                quota_read = clock::now_ns();
+                self.shared.quota_milli.store(cgroup::cpu().map_or(NO_QUOTA, |cpu| cpu.quota_milli), Ordering::Relaxed);
+            }
+            if self.work_on_board(number, node) {
+                last_work = clock::now_ns();
+                continue;
+            }
+            // One helper asks the employer; if another is at it, this one only waits for jobs.
+            let tick = match self.shared.ticking.try_lock() {
+                Ok(_asking) => self.employer().tick(self),
+                Err(_) => Tick::Rest,
+            };
+            let pause = match tick {
+                Tick::Again => {
+                    last_work = clock::now_ns();
+                    continue;
+                }
+                Tick::Wait(pause) => pause,
+                Tick::Rest => LINGER,
+            };
+            let mut roster = lock(&self.shared.roster);
+            let lingered = Duration::from_nanos(clock::now_ns() - last_work) >= LINGER;
+            if roster.stop || (tick == Tick::Rest && lingered && roster.calls == seen) {
+                roster.alive -= 1;
+                me.thread.store(0, Ordering::Release);
+                return;
+            }
+            if roster.calls == seen {
+                roster.asleep += 1;
+                roster = self.shared.wake.wait_timeout(roster, pause).unwrap_or_else(PoisonError::into_inner).0;
+                roster.asleep -= 1;
+            }
+        }
+    }
+
+    /// Works on open jobs until none has chunks left. Returns whether there was one.
+    fn work_on_board(&self, number: usize, node: usize) -> bool {
+        let me = &self.shared.helpers[number];
+        let mut worked = false;
+        for prefer_own in [true, false] {
+            for place in &self.shared.places {
+                if !place.job.has_chunks() || !place.job.enter() {
+                    continue;
+                }
+                // SAFETY: this thread is inside the job.
+                let task = unsafe { *place.task.get() };
+                if prefer_own && task.node != node && self.shared.topology.nodes() > 1 {
+                    self.leave(place, task);
+                    continue;
+                }
+                while let Some(chunk) = place.job.take(self.chunk(place, task.operation), Some(number)) {
+                    worked = true;
+                    // SAFETY: this thread is inside the job and took the chunk.
+                    let whole = unsafe { self.perform(place, &task, chunk, Some(number)) };
+                    if me.boosted.swap(false, Ordering::AcqRel) {
+                        let _ = sched::set_class(0, Class::Idle);
+                    }
+                    if !whole {
+                        break;
+                    }
+                    place.job.done(number);
+                }
+                self.leave(place, task);
+            }
+        }
+        if me.boosted.swap(false, Ordering::AcqRel) {
+            let _ = sched::set_class(0, Class::Idle);
+        }
+        worked
+    }
+
+    /// Restricts the calling helper to the CPUs of its node that the process may use, or to all of those.
+    fn settle_on(&self, node: usize) {
+        let shared = &self.shared;
+        let own = shared.topology.cpus(node).intersection(&shared.cpus);
+        let cpus = if shared.topology.nodes() > 1 && own.count() > 0 { own } else { shared.cpus };
+        let _ = sched::set_affinity(&cpus);
+    }
+}
+
+impl<E: Employer> Drop for Crew<E> {
+    fn drop(&mut self) {
+        if !self.owner {
+            return;
+        }
+        let handles: Vec<_> = {
+            let mut roster = lock(&self.shared.roster);
+            roster.stop = true;
+            roster.calls += 1;
+            self.shared.wake.notify_all();
+            roster.handles.iter_mut().filter_map(Option::take).collect()
+        };
+        for handle in handles {
+            let _ = handle.join();
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::sys::memory::{Protection, map, unmap};
+    use crate::sys::procfs;
+
+    fn crew(limit: Option<usize>) -> Crew<Idle> {
+        Crew::new(Idle::new().unwrap(), limit, sched::affinity().unwrap(), Topology::read())
+    }
+
+    fn filled(len: usize) -> Range {
+        let range = Range { start: map(len, Protection::ReadWrite).unwrap(), len };
+        bytes(range).fill(0xa5);
+        range
+    }
+
+    fn bytes(range: Range) -> &'static mut [u8] {
+        // SAFETY: the tests' own mappings, used by one thread at a time.
+        unsafe { std::slice::from_raw_parts_mut(range.start as *mut u8, range.len) }
+    }
+
+    fn task(operation: Operation, range: Range) -> Task {
+        Task { operation, range, node: 0, report: false }
+    }
+
+    #[test]
+    fn a_range_is_zeroed_whole_with_and_without_helpers() {
+        for limit in [Some(0), Some(1), Some(4), None] {
+            let crew = crew(limit);
+            let range = filled(96 << 20);
+            for round in 0..5 {
+                // SAFETY: the range is this test's.
+                unsafe { crew.run(task(Operation::Zero, range)) };
+                assert!(bytes(range).iter().all(|&byte| byte == 0), "limit {limit:?}, round {round}");
+                bytes(range).fill(0xa5);
+            }
+            // SAFETY: the test is done with it.
+            unsafe { unmap(range).unwrap() };
+        }
+    }
+
+    #[test]
+    fn discarded_memory_is_back_when_the_call_returns() {
+        let crew = crew(None);
+        let range = filled(256 << 20);
+        let before = procfs::resident_bytes().unwrap();
+        // SAFETY: the range is this test's, which does not use it again.
+        unsafe { crew.run(task(Operation::Discard, range)) };
+        let after = procfs::resident_bytes().unwrap();
+        assert!(after + (200 << 20) < before, "{before} -> {after}");
+    }
+
+    #[test]
+    fn without_helpers_a_submitted_job_is_done_at_once() {
+        let crew = crew(Some(0));
+        let range = filled(8 << 20);
+        // SAFETY: the range is this test's.
+        unsafe { crew.submit(task(Operation::Zero, range)) };
+        assert!(bytes(range).iter().all(|&byte| byte == 0));
+        assert_eq!(crew.helper_threads().count(), 0);
+    }
+
+    #[test]
+    fn more_jobs_than_places_are_all_done() {
+        let crew = crew(None);
+        let ranges: Vec<_> = (0..3 * PLACES).map(|_| filled(1 << 20)).collect();
+        for &range in &ranges {
+            // SAFETY: the range is this test's, which waits for the end below.
+            unsafe { crew.submit(task(Operation::Zero, range)) };
+        }
+        crew.assist(Operation::Zero, || false);
+        let deadline = clock::now_ns() + 60_000_000_000;
+        while ranges.iter().any(|&range| bytes(range).iter().any(|&byte| byte != 0)) {
+            assert!(clock::now_ns() < deadline, "not done after a minute");
+            std::thread::yield_now();
+        }
+    }
+
+    /// CPU-bound threads on every core, so that helpers hardly run: the caller must not be held back by them.
+    #[test]
+    fn a_caller_is_not_held_back_by_helpers_that_do_not_run() {
+        let crew = crew(None);
+        let range = filled(64 << 20);
+        let alone = {
+            let begin = clock::now_ns();
+            // SAFETY: the range is this test's.
+            unsafe { crate::sys::zero::zero(range, crate::sys::zero::Use::Later) };
+            clock::now_ns() - begin
+        };
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..sched::affinity().unwrap().count() {
+                scope.spawn(|| while !stop.load(Ordering::Relaxed) {});
+            }
+            let mut times: Vec<u64> = (0..21)
+                .map(|_| {
+                    bytes(range).fill(0xa5);
+                    crew.shared.contended_until.store(0, Ordering::Relaxed);
+                    let begin = clock::now_ns();
+                    // SAFETY: the range is this test's.
+                    unsafe { crew.run(task(Operation::Zero, range)) };
+                    let took = clock::now_ns() - begin;
+                    assert!(bytes(range).iter().all(|&byte| byte == 0));
+                    took
+                })
+                .collect();
+            stop.store(true, Ordering::Relaxed);
+            times.sort_unstable();
+            // The caller has at least half a CPU; a helper of the idle class that it waited for would cost it hundreds of ms.
+            assert!(times[10] < 6 * alone + 30_000_000, "alone {alone} ns, beside bystanders {times:?}");
+        });
+    }
+
+    #[test]
+    fn helpers_are_idle_class_threads_without_signals() {
+        let crew = crew(None);
+        let range = filled(32 << 20);
+        // SAFETY: the range is this test's.
+        unsafe { crew.run(task(Operation::Zero, range)) };
+        let begin = clock::now_ns();
+        while clock::now_ns() < begin + 5_000_000_000 && crew.helper_threads().any(|thread| thread < 0) {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        for thread in crew.helper_threads() {
+            // SAFETY: takes a thread number and returns a policy.
+            assert_eq!(unsafe { libc::sched_getscheduler(thread) }, libc::SCHED_IDLE);
+            let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
+            let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t")).unwrap();
+            // Everything but SIGKILL, SIGSTOP and the two numbers that glibc keeps for itself.
+            assert_eq!(u64::from_str_radix(blocked, 16).unwrap() | 0x1_8004_0100, u64::MAX, "{blocked}");
+            assert!(status.starts_with("Name:\tpagecrew/"), "{status}");
+        }
+    }
+}
