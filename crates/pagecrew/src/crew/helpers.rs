@@ -149,7 +149,14 @@ pub struct Crew<E: Employer> {
 
 /// Holds the crew still while the process forks.
 pub struct ForkGuard<'c> {
-    _roster: MutexGuard<'c, Roster>,
+    roster: MutexGuard<'c, Roster>,
+}
+
+impl ForkGuard<'_> {
+    /// From now on, no helper is started any more.
+    pub fn no_more_helpers(&mut self) {
+        self.roster.retry_ns = u64::MAX;
+    }
 }
 
 /// A lock whose holder panicked is as good as any other: nothing here panics with a half-made change.
@@ -330,7 +337,19 @@ impl<E: Employer> Crew<E> {
         lock(&self.shared.roster).alive > 0
     }
 
-    /// The kernel thread numbers of the helpers.
+    /// Whether every helper has come as far as to say which thread it is.
+    pub fn all_started(&self) -> bool {
+        let deadline = clock::now_ns() + 10_000_000;
+        while self.helper_threads().any(|thread| thread < 0) {
+            if clock::now_ns() > deadline {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        true
+    }
+
+    /// The kernel thread numbers of the helpers; -1 for one that is only just starting.
     pub fn helper_threads(&self) -> impl Iterator<Item = i32> + '_ {
         self.shared.helpers.iter().map(|helper| helper.thread.load(Ordering::Acquire)).filter(|&thread| thread != 0)
     }
@@ -358,7 +377,7 @@ impl<E: Employer> Crew<E> {
 
     /// Holds helpers' comings and goings still, for `fork`.
     pub fn hold_for_fork(&self) -> ForkGuard<'_> {
-        ForkGuard { _roster: lock(&self.shared.roster) }
+        ForkGuard { roster: lock(&self.shared.roster) }
     }
 
     /// Makes the crew of a forked child a new one: no helpers, an empty board. Jobs that were open in the parent are forgotten.

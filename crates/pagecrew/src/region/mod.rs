@@ -1,3 +1,492 @@
-//! region
+//! Large mappings that are kept, zeroed, given back and moved off the program's critical path.
+//!
+//! A [`Region`] owns an arena of address space. A *span* is a run of it that was handed out. Every byte of the arena is in
+//! exactly one state at any time:
+//!
+//! ```text
+//!  Reserved --allocate--> InUse --free--> Retained(dirty) --zeroer--> Retained(zeroed)
+//!     ^                     ^                |     |                      |
+//!     |                     +----allocate----+-----|----------------------+
+//!     +------discard (decay, pressure, over the target)-------------------+
+//! ```
+//!
+//! [`Region::free`] returns in microseconds: the span is retained, or its pages are given back by the crew in parallel. What is
+//! retained never raises the program's peak, goes back when nothing needed it for the decay time, and at once under pressure
+//! (see [`policy`]). [`Region::allocate_zeroed`] takes memory that is known to be zero first.
+//!
+//! Sources: parallel free (Aaron Lu, 2017) and PG_zero (Liang Li, 2020), whose reviewers asked for the memory to be bounded, for
+//! somebody to pay for the CPU, and not to zero what is small and hot.
+
+mod arena;
+mod core;
+mod exit;
 mod options;
+pub mod policy;
+mod signals;
+pub mod spans;
+#[cfg(test)]
+mod tests;
+
 pub use options::{NAMES, Name, OptionError, Options};
+
+use self::core::{Core, Inner, RegionCrew, Zone};
+use crate::crew::{Crew, Employer, ForkGuard, Operation, Task};
+use crate::stats::{Snapshot, StatsPage};
+use crate::sys::memory::{self, Advice, Range};
+use crate::sys::sched::{self, CpuSet};
+use crate::sys::topology::Topology;
+use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, round_up};
+use spans::{Marks, State, Want};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::MutexGuard;
+
+/// The largest alignment that a span can have.
+pub const MAX_ALIGN: usize = 1 << 30;
+
+/// Why a span could not be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AllocateError {
+    /// Size or alignment can't be served at all.
+    Unsupported {
+        /// The size asked for, in bytes.
+        size: usize,
+        /// The alignment asked for, in bytes.
+        align: usize,
+    },
+    /// The arena has no room for it, or the kernel refused the memory.
+    OutOfMemory {
+        /// The size asked for, in bytes.
+        size: usize,
+    },
+}
+
+impl fmt::Display for AllocateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AllocateError::Unsupported { size, align } => write!(f, "no span can have {size} bytes aligned to {align}"),
+            AllocateError::OutOfMemory { size } => write!(f, "no room in the arena for a span of {size} bytes"),
+        }
+    }
+}
+
+impl std::error::Error for AllocateError {}
+
+/// What is wrong with a pointer that was given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PointerError {
+    /// It lies in the arena, where nothing is in use: freed twice, or never handed out.
+    NotInUse(usize),
+    /// It points into a span and not to its beginning.
+    Inside {
+        /// The pointer.
+        address: usize,
+        /// The beginning of the span.
+        start: usize,
+    },
+    /// It does not lie in the arena.
+    Foreign(usize),
+}
+
+impl fmt::Display for PointerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PointerError::NotInUse(address) => write!(f, "{address:#x} is not in use (freed twice?)"),
+            PointerError::Inside { address, start } => write!(f, "{address:#x} points into the span at {start:#x}"),
+            PointerError::Foreign(address) => write!(f, "{address:#x} is no address of this region"),
+        }
+    }
+}
+
+impl std::error::Error for PointerError {}
+
+/// Large memory for one process. See the module's description.
+pub struct Region {
+    crew: RegionCrew,
+}
+
+/// Holds a region still while the process forks.
+pub struct RegionForkGuard<'r> {
+    region: &'r Region,
+    zones: Vec<MutexGuard<'r, Inner>>,
+    roster: Option<ForkGuard<'r>>,
+}
+
+impl Region {
+    /// A region of this machine's shape, with helpers on the CPUs that the calling thread may use.
+    ///
+    /// # Errors
+    /// `ENOMEM` if there is no address space for even a small arena.
+    pub fn new(options: Options) -> Result<Region, Errno> {
+        Region::with(options, sched::affinity().unwrap_or_default(), Topology::read())
+    }
+
+    /// A region with helpers on `cpus` and a zone for each node of `topology`.
+    ///
+    /// # Errors
+    /// As [`Region::new`].
+    pub fn with(options: Options, cpus: CpuSet, topology: Topology) -> Result<Region, Errno> {
+        let helpers = options.helpers;
+        let core = Core::new(options, &topology)?;
+        Ok(Region { crew: Crew::new(core, helpers, cpus, topology) })
+    }
+
+    fn core(&self) -> &Core {
+        self.crew.employer()
+    }
+
+    /// The options in force.
+    pub fn options(&self) -> &Options {
+        &self.core().options
+    }
+
+    /// The addresses that spans come from: whether a pointer is the region's is one comparison.
+    pub fn range(&self) -> Range {
+        self.core().range()
+    }
+
+    /// The counters and states.
+    pub fn stats(&self) -> &StatsPage {
+        &self.core().stats
+    }
+
+    /// A copy of the counters and states.
+    pub fn snapshot(&self) -> Snapshot {
+        self.stats().snapshot()
+    }
+
+    /// Hands out at least `size` bytes aligned to `align` (and to a page; from 2 MiB on, to a huge page). Their contents are
+    /// undefined.
+    ///
+    /// # Errors
+    /// See [`AllocateError`].
+    pub fn allocate(&self, size: usize, align: usize) -> Result<NonNull<u8>, AllocateError> {
+        self.allocate_for(size, align, Want::Any)
+    }
+
+    /// As [`Region::allocate`]; the first `size` bytes are zero.
+    ///
+    /// # Errors
+    /// As [`Region::allocate`].
+    pub fn allocate_zeroed(&self, size: usize, align: usize) -> Result<NonNull<u8>, AllocateError> {
+        self.allocate_for(size, align, Want::Zeroes)
+    }
+
+    fn allocate_for(&self, size: usize, align: usize, want: Want) -> Result<NonNull<u8>, AllocateError> {
+        let core = self.core();
+        let supported = size > 0 && align.is_power_of_two() && align <= MAX_ALIGN;
+        let usable =
+            round_up(size, PAGE_SIZE).filter(|_| supported).ok_or(AllocateError::Unsupported { size, align })?;
+        let out_of_memory = AllocateError::OutOfMemory { size };
+        let allocate = || core.allocate(self.crew.topology(), usable, align, want);
+        let retry = || {
+            // Where the kernel accounts for accessible memory, what is retained may be what is missing.
+            self.trim();
+            allocate()
+        };
+        let (zone, grant) = allocate().or_else(retry).ok_or(out_of_memory)?;
+        let fresh: usize =
+            grant.pieces.iter().filter(|piece| piece.state == State::Reserved).map(|piece| piece.len).sum();
+        let counters = self.crew.employer().counters();
+        counters.allocations.add(1);
+        counters.allocated_bytes.add(usable as u64);
+        counters.reused_bytes.add((grant.len - fresh) as u64);
+        core.note_call(if want == Want::Zeroes { usable } else { 0 });
+        if want == Want::Zeroes {
+            counters.zeroing_skipped_bytes.add(core.clear(&self.crew, zone, &grant.pieces) as u64);
+        }
+        if fresh > 0 && core.retained() > 0 {
+            self.make_room(fresh);
+        }
+        Ok(Self::pointer(zone, grant.offset))
+    }
+
+    /// The program is about to touch `fresh` bytes for the first time: what is retained makes room for them, so that the sum
+    /// stays below the peak.
+    fn make_room(&self, fresh: usize) {
+        let target = self.core().retain_target(fresh);
+        if self.core().retained() > target {
+            self.core().discard_down_to(&self.crew, target);
+        }
+    }
+
+    fn pointer(zone: &Zone, offset: usize) -> NonNull<u8> {
+        NonNull::new((zone.range.start + offset) as *mut u8).expect("an arena is never mapped at address 0")
+    }
+
+    /// The zone that a pointer lies in and its offset there.
+    fn place(&self, pointer: NonNull<u8>) -> Result<(&Zone, usize), PointerError> {
+        let address = pointer.as_ptr() as usize;
+        let zone = self.core().zone_of(address).ok_or(PointerError::Foreign(address))?;
+        Ok((zone, address - zone.range.start))
+    }
+
+    /// What is wrong with a pointer at which no span begins.
+    fn diagnose(zone: &Zone, inner: &Inner, offset: usize) -> PointerError {
+        let address = zone.range.start + offset;
+        match inner.map.segment_of(offset) {
+            Some((start, segment)) if segment.state == State::InUse => {
+                PointerError::Inside { address, start: zone.range.start + start }
+            }
+            _ => PointerError::NotInUse(address),
+        }
+    }
+
+    /// What may be used of the span that begins at `pointer`, in bytes: at least what was asked for.
+    ///
+    /// # Errors
+    /// See [`PointerError`].
+    pub fn usable_size(&self, pointer: NonNull<u8>) -> Result<usize, PointerError> {
+        let (zone, offset) = self.place(pointer)?;
+        let inner = zone.lock();
+        inner.map.in_use_at(offset).map(|span| span.usable).ok_or_else(|| Self::diagnose(zone, &inner, offset))
+    }
+
+    /// Takes a span back. Returns in microseconds unless memory is given back faster than the crew can do it.
+    ///
+    /// # Safety
+    /// The span's memory is not used any more.
+    ///
+    /// # Errors
+    /// See [`PointerError`]; nothing has changed then.
+    pub unsafe fn free(&self, pointer: NonNull<u8>) -> Result<(), PointerError> {
+        let core = self.core();
+        let (zone, offset) = self.place(pointer)?;
+        // Before the span counts as free: what it holds is part of what was live at once.
+        let target = core.retain_target(0);
+        let mut inner = zone.lock();
+        let span = inner.map.in_use_at(offset).ok_or_else(|| Self::diagnose(zone, &inner, offset))?;
+        let keep = if span.marks.altered { 0 } else { target.saturating_sub(core.retained()) };
+        let discard = inner.map.release(offset, keep);
+        core.changed(zone, &mut inner);
+        drop(inner);
+        core.counters().frees.add(1);
+        core.note_call(0);
+        if let Some((offset, len)) = discard {
+            core.discard(&self.crew, zone, offset, len);
+        }
+        core.wake(&self.crew, span.len);
+        Ok(())
+    }
+
+    /// Makes the span at `pointer` at least `size` bytes long, keeping its contents up to the shorter length: where it is if
+    /// the address space behind it is free, else by moving its pages. Returns where it is now; if that is another place, the old
+    /// pointer is not to be used any more.
+    ///
+    /// # Safety
+    /// Nobody else uses the span meanwhile.
+    ///
+    /// # Errors
+    /// [`ResizeError`]; the span is as it was then.
+    pub unsafe fn resize(&self, pointer: NonNull<u8>, size: usize) -> Result<NonNull<u8>, ResizeError> {
+        let core = self.core();
+        let (zone, offset) = self.place(pointer)?;
+        let refused = ResizeError::Memory(AllocateError::OutOfMemory { size });
+        let usable = round_up(size.max(1), PAGE_SIZE).ok_or(refused)?;
+        let len = core.len_in(zone, usable).ok_or(refused)?;
+        let mut guard = zone.lock();
+        let inner = &mut *guard;
+        let span = inner.map.in_use_at(offset).ok_or_else(|| Self::diagnose(zone, inner, offset))?;
+        core.counters().reallocations.add(1);
+        // A span that becomes small enough to be packed moves to where spans are packed, and the other way round.
+        let fits_kind = (zone.granule == HUGE_PAGE_SIZE) == (usable >= HUGE_PAGE_SIZE);
+        if !fits_kind {
+            drop(guard);
+            // SAFETY: by the function's own contract.
+            return unsafe { self.copy_to_new(pointer, span.usable, size) };
+        }
+        if len <= span.len {
+            let keep = if span.marks.altered { 0 } else { core.retain_target(0).saturating_sub(core.retained()) };
+            let discard = inner.map.shrink(offset, len, usable, keep);
+            core.changed(zone, inner);
+            drop(guard);
+            if span.marks.guarded && usable != span.usable {
+                core.move_guard(zone, offset, usable, len);
+            }
+            if let Some((offset, len)) = discard {
+                core.discard(&self.crew, zone, offset, len);
+            }
+            return Ok(pointer);
+        }
+        if let Some(pieces) = inner.map.grow(offset, len, usable, core.can_revoke()) {
+            if core.open_up_growth(zone, inner, &pieces) {
+                core.changed(zone, inner);
+                drop(guard);
+                if span.marks.guarded || inner_guarded(zone, offset) {
+                    core.move_guard(zone, offset, usable, len);
+                }
+                core.counters().grown_in_place_bytes.add((len - span.len) as u64);
+                return Ok(pointer);
+            }
+            // The kernel refused the growth: the span is cut back, and what was added goes back through the usual way.
+            let back = inner.map.shrink(offset, span.len, span.usable, 0);
+            core.changed(zone, inner);
+            drop(guard);
+            if let Some((offset, len)) = back {
+                core.discard(&self.crew, zone, offset, len);
+            }
+            return Err(refused);
+        }
+        drop(guard);
+        if span.len < HUGE_PAGE_SIZE || !core.may_move() {
+            // SAFETY: by the function's own contract.
+            return unsafe { self.copy_to_new(pointer, span.usable, size) };
+        }
+        let Some((new_zone, grant)) = core.allocate(self.crew.topology(), usable, 1, Want::AddressSpace) else {
+            return Err(refused);
+        };
+        let from = Range { start: zone.range.start + offset, len: span.len };
+        // SAFETY: `from` is the span of the caller, which does not use it meanwhile; the new span belongs to this call.
+        if unsafe { memory::move_pages(from, new_zone.range.start + grant.offset) }.is_err() {
+            // SAFETY: the new span is this call's own.
+            let _ = unsafe { self.free(Self::pointer(new_zone, grant.offset)) };
+            // SAFETY: by the function's own contract.
+            return unsafe { self.copy_to_new(pointer, span.usable, size) };
+        }
+        core.counters().moved_bytes.add(span.len as u64);
+        core.count_moved(true);
+        // Advice and locks move with the pages. A guard is left behind by neither.
+        let marks = Marks { moved: true, ..span.marks };
+        new_zone.lock().map.mark(grant.offset, marks);
+        if span.marks.guarded {
+            core.move_guard(new_zone, grant.offset, usable, grant.len);
+        }
+        let mut inner = zone.lock();
+        let discard = inner.map.release(offset, 0);
+        core.changed(zone, &mut inner);
+        drop(inner);
+        if let Some((offset, len)) = discard {
+            core.discard(&self.crew, zone, offset, len);
+        }
+        Ok(Self::pointer(new_zone, grant.offset))
+    }
+
+    /// # Safety
+    /// As [`Region::resize`]; the span has `usable` bytes.
+    unsafe fn copy_to_new(&self, pointer: NonNull<u8>, usable: usize, size: usize) -> Result<NonNull<u8>, ResizeError> {
+        let new = self.allocate(size, 1)?;
+        let count = usable.min(size);
+        // SAFETY: both spans are at least `count` bytes long and different; the old one belongs to the caller.
+        unsafe {
+            std::ptr::copy_nonoverlapping(pointer.as_ptr(), new.as_ptr(), count);
+            self.free(pointer)?;
+        }
+        self.core().counters().copied_bytes.add(count as u64);
+        Ok(new)
+    }
+
+    /// Backs the first `size` bytes of the span at `pointer` with pages now, in parallel.
+    ///
+    /// # Errors
+    /// See [`PointerError`].
+    pub fn populate(&self, pointer: NonNull<u8>, size: usize) -> Result<(), PointerError> {
+        let (zone, offset) = self.place(pointer)?;
+        let inner = zone.lock();
+        let span = inner.map.in_use_at(offset).ok_or_else(|| Self::diagnose(zone, &inner, offset))?;
+        drop(inner);
+        let len = round_up(size, PAGE_SIZE).unwrap_or(span.usable).min(span.usable);
+        let range = Range { start: zone.range.start + offset, len };
+        // SAFETY: the range is in use and mapped; populating changes no contents.
+        unsafe { self.crew.run(Task { operation: Operation::Populate, range, node: 0, report: false }) };
+        Ok(())
+    }
+
+    /// Takes note that the program changed the kernel's view of `[address, address + len)` (advice, locks, protection): spans in
+    /// it are not reused as they are.
+    pub fn mark_altered(&self, address: usize, len: usize) {
+        let core = self.core();
+        let end = address.saturating_add(len);
+        let mut at = address;
+        while let Some(zone) = core.zone_of(at).filter(|_| at < end) {
+            let mut inner = zone.lock();
+            let offset = at - zone.range.start;
+            let Some((start, segment)) = inner.map.segment_of(offset) else { return };
+            if segment.state == State::InUse {
+                inner.map.mark(offset, Marks { altered: true, ..Marks::default() });
+            }
+            at = zone.range.start + start + segment.len;
+        }
+    }
+
+    /// Gives everything back that is retained, and returns when it is back.
+    pub fn trim(&self) {
+        self.core().discard_down_to(&self.crew, 0);
+        self.crew.assist(Operation::Discard, || false);
+    }
+
+    /// Holds the region still for a fork. Call it before, then drop what it returns in the parent and hand it to
+    /// [`RegionForkGuard::in_child`] in the child. Free memory is not copied into the child.
+    pub fn before_fork(&self) -> RegionForkGuard<'_> {
+        let zones: Vec<_> = self.core().zones.iter().map(Zone::lock).collect();
+        let roster = Some(self.crew.hold_for_fork());
+        for (zone, inner) in self.core().zones.iter().zip(&zones) {
+            self.core().wipe_in_child(inner, zone, Advice::WipeOnFork);
+        }
+        RegionForkGuard { region: self, zones, roster }
+    }
+}
+
+/// Whether the span at `offset` got a guard with what it grew by.
+fn inner_guarded(zone: &Zone, offset: usize) -> bool {
+    zone.lock().map.in_use_at(offset).is_some_and(|span| span.marks.guarded)
+}
+
+impl RegionForkGuard<'_> {
+    /// Makes the region of a forked child work: no helpers, nothing retained, counters at zero.
+    ///
+    /// # Safety
+    /// Called in the child by its only thread.
+    pub unsafe fn in_child(mut self) {
+        let region = self.region;
+        // Opens the locks; without zones, dropping the guard does nothing more.
+        self.zones.clear();
+        self.roster = None;
+        drop(self);
+        // SAFETY: by the function's own contract.
+        unsafe {
+            region.crew.forget_helpers();
+            region.core().after_fork();
+        }
+    }
+}
+
+impl Drop for RegionForkGuard<'_> {
+    /// In the parent.
+    fn drop(&mut self) {
+        for (zone, inner) in self.region.core().zones.iter().zip(&self.zones) {
+            self.region.core().wipe_in_child(inner, zone, Advice::KeepOnFork);
+        }
+    }
+}
+
+/// Why a span could not be resized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResizeError {
+    /// The pointer is wrong.
+    Pointer(PointerError),
+    /// There is no memory.
+    Memory(AllocateError),
+}
+
+impl From<PointerError> for ResizeError {
+    fn from(error: PointerError) -> ResizeError {
+        ResizeError::Pointer(error)
+    }
+}
+
+impl From<AllocateError> for ResizeError {
+    fn from(error: AllocateError) -> ResizeError {
+        ResizeError::Memory(error)
+    }
+}
+
+impl fmt::Display for ResizeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ResizeError::Pointer(error) => error.fmt(f),
+            ResizeError::Memory(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ResizeError {}

@@ -65,7 +65,7 @@ pub const NAMES: [Name; 8] = [
 ];
 
 /// Variables that belong to the command and not to the region.
-const OTHERS: [&str; 3] = ["PAGECREW_STATS_DIR", "PAGECREW_PRELOAD", "PAGECREW_CHECKED"];
+const OTHERS: [&str; 4] = ["PAGECREW_STATS_DIR", "PAGECREW_STATS_KEEP", "PAGECREW_PRELOAD", "PAGECREW_CHECKED"];
 
 /// The smallest threshold: below it, a page-granular allocator wastes more than it saves.
 const THRESHOLD_MIN: usize = 64 << 10;

@@ -11,8 +11,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Room for this many zones (one per NUMA node).
-pub const MAX_ZONES: usize = crate::sys::topology::MAX_NODES;
+/// Room for this many zones: two for each NUMA node.
+pub const MAX_ZONES: usize = 2 * crate::sys::topology::MAX_NODES;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagecrew");
 /// Counted up with every change of the layout; a reader of another version refuses.

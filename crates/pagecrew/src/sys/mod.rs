@@ -5,11 +5,14 @@
 
 pub mod cgroup;
 pub mod clock;
+pub mod maps;
 pub mod membarrier;
 pub mod memory;
+pub mod pagemap;
 pub mod procfs;
 pub mod rseq;
 pub mod sched;
+pub mod stop;
 pub mod thread;
 pub mod topology;
 pub mod zero;

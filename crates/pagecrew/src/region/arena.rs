@@ -1,0 +1,162 @@
+//! The address space that spans are cut from: one reservation, divided into zones.
+//!
+//! A reservation has no access rights, so it counts neither against overcommit nor `RLIMIT_DATA`, and `mlockall` does not fill it.
+//! Rights come with use:
+//! - as a *frontier*: each zone is accessible up to the highest address ever used, which takes one mapping and few calls;
+//! - *exactly*, where accessible memory is accounted (strict overcommit, `RLIMIT_DATA`, `RLIMIT_AS`): what is in use or retained is
+//!   accessible, and nothing else.
+
+use crate::sys::memory::{self, Advice, Protection, Range};
+use crate::sys::procfs::{self, Buffer};
+use crate::sys::{Errno, HUGE_PAGE_SIZE};
+
+/// Zones are aligned to this, so that the largest alignment that a span can have is the same everywhere.
+pub const ZONE_ALIGN: usize = 1 << 30;
+
+/// The frontier moves in steps of this size.
+const STEP: usize = 64 << 20;
+
+/// The reservation.
+pub struct Arena {
+    /// What the kernel gave, before alignment.
+    mapped: Range,
+    /// The usable part.
+    range: Range,
+    exact: bool,
+}
+
+/// A limit of this process in bytes; `None` if it has none.
+fn limit(resource: libc::__rlimit_resource_t) -> Option<usize> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid place for the answer.
+    let result = unsafe { libc::getrlimit(resource, &mut limit) };
+    (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur as usize)
+}
+
+fn strict_overcommit() -> bool {
+    let mut buffer = Buffer::new();
+    procfs::read(c"/proc/sys/vm/overcommit_memory", &mut buffer).is_ok_and(|text| text.trim() == "2")
+}
+
+/// Address space used so far, in bytes.
+fn address_space_used() -> usize {
+    let mut buffer = Buffer::new();
+    let text = procfs::read(c"/proc/self/statm", &mut buffer).unwrap_or("");
+    text.split_ascii_whitespace().next().and_then(|pages| pages.parse::<usize>().ok()).unwrap_or(0)
+        * crate::sys::PAGE_SIZE
+}
+
+impl Arena {
+    /// Reserves `wanted` bytes, or as much as can be had: half, a quarter, and so on, down to `least`. Under `RLIMIT_AS`, a
+    /// quarter of what is left, since the program needs address space of its own.
+    ///
+    /// # Errors
+    /// `ENOMEM` if not even `least` can be had.
+    pub fn reserve(wanted: usize, least: usize) -> Result<Arena, Errno> {
+        let space = limit(libc::RLIMIT_AS);
+        let exact = space.is_some() || limit(libc::RLIMIT_DATA).is_some() || strict_overcommit();
+        let mut len = match space {
+            Some(space) => wanted.min(space.saturating_sub(address_space_used()) / 4),
+            None => wanted,
+        } & !(HUGE_PAGE_SIZE - 1);
+        let align = if space.is_some() { HUGE_PAGE_SIZE } else { ZONE_ALIGN };
+        while len >= least {
+            if let Ok(start) = memory::map(len + align, Protection::None) {
+                let aligned = start.next_multiple_of(align);
+                return Ok(Arena {
+                    mapped: Range { start, len: len + align },
+                    range: Range { start: aligned, len },
+                    exact,
+                });
+            }
+            len = (len / 2) & !(HUGE_PAGE_SIZE - 1);
+        }
+        Err(Errno(libc::ENOMEM))
+    }
+
+    /// The usable addresses.
+    pub fn range(&self) -> Range {
+        self.range
+    }
+
+    /// Whether access rights follow use exactly.
+    pub fn exact(&self) -> bool {
+        self.exact
+    }
+
+    /// Makes `range` accessible, of which `pieces` were not; with a frontier, moves `frontier` (an address) as far as needed,
+    /// not past `end`.
+    ///
+    /// # Errors
+    /// `ENOMEM` where the kernel refuses the memory; nothing has changed for the program then.
+    pub fn commit(&self, pieces: impl Iterator<Item = Range>, frontier: &mut usize, end: usize) -> Result<(), Errno> {
+        for piece in pieces {
+            if self.exact {
+                // SAFETY: more rights on address space that nobody uses yet harm nobody.
+                unsafe { memory::protect(piece, Protection::ReadWrite)? };
+            } else if piece.end() > *frontier {
+                let target = piece.end().next_multiple_of(STEP).min(end);
+                // SAFETY: as above.
+                unsafe { memory::protect(Range { start: *frontier, len: target - *frontier }, Protection::ReadWrite)? };
+                *frontier = target;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes `range` fresh address space of this arena.
+    ///
+    /// # Safety
+    /// Nobody uses the range.
+    ///
+    /// # Errors
+    /// `ENOMEM` at `vm.max_map_count`; the range must not be used again then.
+    pub unsafe fn renew(&self, range: Range, huge_pages: Option<bool>) -> Result<(), Errno> {
+        let protection = if self.exact { Protection::None } else { Protection::ReadWrite };
+        // SAFETY: by the function's own contract.
+        unsafe { memory::map_fresh(range, protection)? };
+        advise_huge_pages(range, huge_pages);
+        Ok(())
+    }
+}
+
+/// Says whether `range` may be backed by huge pages; `None` leaves it to the system's setting.
+pub fn advise_huge_pages(range: Range, huge_pages: Option<bool>) {
+    if let Some(wanted) = huge_pages {
+        let advice = if wanted { Advice::HugePage } else { Advice::NoHugePage };
+        // A kernel without transparent huge pages refuses, and then there is nothing to say.
+        // SAFETY: this kind of advice changes no contents.
+        let _ = unsafe { memory::advise(range, advice) };
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: the owner of the arena goes away with every span in it.
+        let _ = unsafe { memory::unmap(self.mapped) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_had_is_halved_until_it_can() {
+        let arena = Arena::reserve(1 << 50, 1 << 30).unwrap();
+        assert!(arena.range().len >= 1 << 30 && arena.range().start.is_multiple_of(HUGE_PAGE_SIZE));
+        assert!(Arena::reserve(1 << 62, 1 << 61).is_err());
+    }
+
+    #[test]
+    fn the_frontier_moves_as_far_as_needed() {
+        let arena = Arena::reserve(1 << 32, 1 << 30).unwrap();
+        let start = arena.range().start;
+        let mut frontier = start;
+        let piece = Range { start: start + (1 << 20), len: 1 << 20 };
+        arena.commit([piece].into_iter(), &mut frontier, arena.range().end()).unwrap();
+        assert_eq!(frontier, if arena.exact() { start } else { start + STEP });
+        // SAFETY: the range was made accessible and belongs to this test.
+        unsafe { (piece.start as *mut u8).write(1) };
+    }
+}

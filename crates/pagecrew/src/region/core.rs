@@ -1,0 +1,637 @@
+//! What a region consists of, and what its crew does for it: the zones, the retention, the background tick.
+//!
+//! Lock order: a zone's map, then nothing. No lock is held while the crew is called.
+
+use super::arena::{self, Arena, ZONE_ALIGN};
+use super::options::Options;
+use super::policy::{LowWater, ZeroDemand};
+use super::signals::SignalReader;
+use super::spans::{Grant, Marks, Piece, SpanMap, State, Want};
+use crate::crew::{Crew, Employer, Operation, Task, Tick};
+use crate::stats::{Counters, StatsPage};
+use crate::sys::memory::{self, Advice, Range};
+use crate::sys::topology::{MAX_NODES, Topology};
+use crate::sys::zero::{self, Use};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, clock, membarrier, pagemap, procfs, sched};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Memory that is retained without a helper that watches over it: less than a new thread is worth.
+const UNWATCHED: usize = 32 << 20;
+/// What the tick zeroes at a time.
+const ZERO_STEP: usize = 4 << 20;
+/// Zeroing less than this is done by the caller alone, through the caches.
+const ZERO_SOON: usize = 4 << 20;
+/// A free range at least this long is looked at for pages that were never touched before it is zeroed.
+const SCAN_LEAST: usize = 4 << 20;
+/// How often the tick looks at the signals while the program is active, and how long an idle program lets it sleep at most.
+const ACTIVE_PAUSE: Duration = Duration::from_millis(20);
+const IDLE_PAUSE: Duration = Duration::from_secs(1);
+/// A program counts as active for this long after its last call.
+const ACTIVE_NS: u64 = 1_000_000_000;
+/// The process's size is read at most this often by the program's own calls.
+const SAMPLE_NS: u64 = 1_000_000;
+/// The backlog of memory on its way back may be this share of what may be retained.
+const BACKLOG_SHARE: usize = 4;
+/// The backlog may always be this long.
+const BACKLOG_LEAST: usize = 64 << 20;
+/// More moved spans than this, and pages are copied instead: each may cost two mappings of `vm.max_map_count` (65,530).
+const MOVED_MOST: usize = 8192;
+/// A tail of an incomplete huge page is kept free of huge pages if it is this long and a sixteenth of the span.
+const TAIL_LEAST: usize = 512 << 10;
+
+/// A part of the arena for spans of one kind on one node.
+pub(super) struct Zone {
+    pub range: Range,
+    pub granule: usize,
+    node: usize,
+    /// Whether huge pages are wanted; `None` leaves it to the system.
+    huge_pages: Option<bool>,
+    inner: Mutex<Inner>,
+}
+
+pub(super) struct Inner {
+    pub map: SpanMap,
+    /// Address up to which the zone is accessible.
+    frontier: usize,
+    /// What this zone last added to the region's sums.
+    retained: usize,
+    discarding: usize,
+}
+
+/// What the tick remembers.
+struct Background {
+    signals: SignalReader,
+    low_water: LowWater,
+    demand: ZeroDemand,
+}
+
+/// The shared part of a region; the crew's employer.
+pub struct Core {
+    pub(super) options: Options,
+    arena: Arena,
+    pub(super) zones: Vec<Zone>,
+    zone_stride: usize,
+    packed_len: usize,
+    pub(super) stats: StatsPage,
+    /// Sums over the zones.
+    retained: AtomicUsize,
+    discarding: AtomicUsize,
+    /// The least that was retained since the last tick.
+    least_retained: AtomicUsize,
+    /// The most that the program ever had live, as far as seen.
+    peak_live: AtomicUsize,
+    /// How much may be retained, as last computed.
+    target: AtomicUsize,
+    sampled_ns: AtomicU64,
+    last_call_ns: AtomicU64,
+    /// When the tick will run by itself; `u64::MAX` when it is running.
+    next_tick_ns: AtomicU64,
+    /// Zeroed bytes asked for since the last tick, and whether any ever were.
+    zeroes_wanted: AtomicUsize,
+    wants_zeroes: AtomicBool,
+    /// Stops the zeroing that the tick is at.
+    zeroing_revoked: AtomicU32,
+    revocable: AtomicBool,
+    moved: AtomicUsize,
+    background: Mutex<Background>,
+    guards_work: bool,
+}
+
+/// A handle for all that needs the crew.
+pub(super) type RegionCrew = Crew<Core>;
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Zone {
+    pub fn lock(&self) -> MutexGuard<'_, Inner> {
+        lock(&self.inner)
+    }
+
+    fn at(&self, offset: usize, len: usize) -> Range {
+        Range { start: self.range.start + offset, len }
+    }
+}
+
+/// Whether the kernel has guard pages without mappings of their own (6.13).
+fn guards_work() -> bool {
+    let Ok(start) = memory::map(PAGE_SIZE, memory::Protection::ReadWrite) else { return false };
+    let page = Range { start, len: PAGE_SIZE };
+    // SAFETY: the page was mapped above and nobody else knows of it.
+    unsafe {
+        let works = memory::advise(page, Advice::GuardInstall).is_ok();
+        let _ = memory::unmap(page);
+        works
+    }
+}
+
+impl Core {
+    pub fn new(options: Options, topology: &Topology) -> Result<Core, Errno> {
+        let total = procfs::memory_info().map_or(64 << 30, |memory| memory.total as usize);
+        let nodes = topology.nodes();
+        // Much more address space than memory, so that fragmentation of it never matters.
+        let wanted = (16 * total).next_power_of_two().clamp(64 << 30, 64 << 40);
+        let arena = Arena::reserve(wanted, nodes * 64 * HUGE_PAGE_SIZE)?;
+        let stats = StatsPage::new()?;
+        let align = if arena.range().len >= nodes * 8 * ZONE_ALIGN { ZONE_ALIGN } else { HUGE_PAGE_SIZE };
+        let zone_stride = (arena.range().len / nodes) & !(align - 1);
+        let packed_len = (zone_stride / 8) & !(align - 1);
+        let mut zones = Vec::with_capacity(2 * nodes);
+        for node in 0..nodes {
+            let start = arena.range().start + node * zone_stride;
+            let packed = Range { start, len: packed_len };
+            let whole = Range { start: start + packed_len, len: zone_stride - packed_len };
+            for (range, granule, huge_pages) in
+                [(packed, PAGE_SIZE, None), (whole, HUGE_PAGE_SIZE, Some(options.huge_pages))]
+            {
+                arena::advise_huge_pages(range, huge_pages);
+                let map = SpanMap::new(range.len, granule);
+                stats.zones[zones.len()].publish(map.bytes());
+                let inner = Inner { map, frontier: range.start, retained: 0, discarding: 0 };
+                zones.push(Zone { range, granule, node, huge_pages, inner: Mutex::new(inner) });
+            }
+        }
+        stats.set_zone_count(zones.len());
+        let now = clock::now_ns();
+        let background = Background {
+            signals: SignalReader::new(),
+            low_water: LowWater::new(options.decay, now),
+            demand: ZeroDemand::default(),
+        };
+        Ok(Core {
+            guards_work: guards_work(),
+            options,
+            arena,
+            zones,
+            zone_stride,
+            packed_len,
+            stats,
+            retained: AtomicUsize::new(0),
+            discarding: AtomicUsize::new(0),
+            least_retained: AtomicUsize::new(0),
+            peak_live: AtomicUsize::new(0),
+            target: AtomicUsize::new(0),
+            sampled_ns: AtomicU64::new(0),
+            last_call_ns: AtomicU64::new(now),
+            next_tick_ns: AtomicU64::new(0),
+            zeroes_wanted: AtomicUsize::new(0),
+            wants_zeroes: AtomicBool::new(false),
+            zeroing_revoked: AtomicU32::new(0),
+            revocable: AtomicBool::new(false),
+            moved: AtomicUsize::new(0),
+            background: Mutex::new(background),
+        })
+    }
+
+    /// The addresses that spans come from.
+    pub fn range(&self) -> Range {
+        self.arena.range()
+    }
+
+    /// The zone that `address` lies in.
+    pub fn zone_of(&self, address: usize) -> Option<&Zone> {
+        let offset = address.checked_sub(self.arena.range().start)?;
+        let node = offset / self.zone_stride;
+        let whole = (offset % self.zone_stride >= self.packed_len) as usize;
+        self.zones.get(2 * node + whole).filter(|zone| address < zone.range.end())
+    }
+
+    /// Bytes that are free and backed.
+    pub fn retained(&self) -> usize {
+        self.retained.load(Ordering::Relaxed)
+    }
+
+    /// Bytes on their way back to the kernel.
+    pub fn discarding(&self) -> usize {
+        self.discarding.load(Ordering::Relaxed)
+    }
+
+    /// Brings the published states and the region's sums up to date with a zone; called before its lock is opened.
+    fn publish(&self, zone: &Zone, inner: &mut Inner) {
+        let index = 2 * zone.node + (zone.granule == HUGE_PAGE_SIZE) as usize;
+        self.stats.zones[index].publish(inner.map.bytes());
+        let (retained, discarding) = (inner.map.retained(), inner.map.discarding());
+        // Wrapping: the sums of differences are right whatever their order.
+        let now = self.retained.fetch_add(retained.wrapping_sub(inner.retained), Ordering::Relaxed);
+        self.least_retained.fetch_min(now.wrapping_add(retained).wrapping_sub(inner.retained), Ordering::Relaxed);
+        self.discarding.fetch_add(discarding.wrapping_sub(inner.discarding), Ordering::Relaxed);
+        (inner.retained, inner.discarding) = (retained, discarding);
+    }
+
+    /// The node that the calling thread runs on.
+    fn node(&self, topology: &Topology) -> usize {
+        if topology.nodes() == 1 { 0 } else { topology.node_of(sched::current_cpu()).min(MAX_NODES - 1) }
+    }
+
+    /// Length of a span for `usable` bytes in a zone of this granule, a guard included.
+    fn span_len(&self, usable: usize, granule: usize) -> Option<usize> {
+        let guard = if self.options.guards && self.guards_work { PAGE_SIZE } else { 0 };
+        crate::sys::round_up(usable.checked_add(guard)?, granule)
+    }
+
+    /// Cuts a span out of a zone of the calling thread's node, or of another if that is full.
+    pub fn allocate(&self, topology: &Topology, usable: usize, align: usize, want: Want) -> Option<(&Zone, Grant)> {
+        let whole = (usable >= HUGE_PAGE_SIZE || align >= HUGE_PAGE_SIZE) as usize;
+        let own = self.node(topology);
+        (0..topology.nodes()).find_map(|step| {
+            let zone = &self.zones[2 * ((own + step) % topology.nodes()) + whole];
+            self.allocate_in(zone, usable, align, want).map(|grant| (zone, grant))
+        })
+    }
+
+    fn allocate_in(&self, zone: &Zone, usable: usize, align: usize, want: Want) -> Option<Grant> {
+        let len = self.span_len(usable, zone.granule)?;
+        let mut guard = zone.lock();
+        let inner = &mut *guard;
+        let grant = inner.map.allocate(len, usable, align, want, self.can_revoke())?;
+        if !self.open_up(zone, inner, &grant.pieces) {
+            inner.map.undo(&grant);
+            self.publish(zone, inner);
+            return None;
+        }
+        self.publish(zone, inner);
+        drop(guard);
+        let range = zone.at(grant.offset, grant.len);
+        if grant.marks.guarded {
+            // SAFETY: the span belongs to this call; the advice changes no contents.
+            let _ = unsafe { memory::advise(range, Advice::GuardRemove) };
+        }
+        self.guard_tail(zone, grant.offset, usable, grant.len);
+        Some(grant)
+    }
+
+    /// Takes pieces away from the helper that zeroes them, and makes those accessible that are not. Called with the zone locked.
+    /// Returns whether the kernel granted it.
+    fn open_up(&self, zone: &Zone, inner: &mut Inner, pieces: &[Piece]) -> bool {
+        if pieces.iter().any(|piece| matches!(piece.state, State::Zeroing(_))) {
+            self.zeroing_revoked.store(1, Ordering::SeqCst);
+            // Registered when the helper that is zeroing began, which is what made the piece available.
+            let _ = membarrier::restart_sequences();
+            self.counters().stragglers_bypassed.add(1);
+        }
+        let reserved =
+            pieces.iter().filter(|piece| piece.state == State::Reserved).map(|piece| zone.at(piece.offset, piece.len));
+        self.arena.commit(reserved, &mut inner.frontier, zone.range.end()).is_ok()
+    }
+
+    /// Puts a guard page behind the span: where the user asked for guards, and in an incomplete last huge page that would waste
+    /// much, since a page table with a guard in it can't become a huge page.
+    fn guard_tail(&self, zone: &Zone, offset: usize, usable: usize, len: usize) {
+        let waste = len - usable;
+        let wasteful = zone.huge_pages == Some(true) && waste >= TAIL_LEAST && waste >= usable / 16;
+        if waste < PAGE_SIZE || !self.guards_work || !(self.options.guards || wasteful) {
+            return;
+        }
+        // SAFETY: the page is part of the span and behind what the program may use.
+        if unsafe { memory::advise(zone.at(offset + usable, PAGE_SIZE), Advice::GuardInstall) }.is_ok() {
+            zone.lock().map.mark(offset, Marks { guarded: true, ..Marks::default() });
+        }
+    }
+
+    /// Zeroes the dirty pieces of a span. Returns the bytes that were retained and known to be zero.
+    pub fn clear(&self, crew: &RegionCrew, zone: &Zone, pieces: &[Piece]) -> usize {
+        let dirty = |piece: &&Piece| matches!(piece.state, State::Dirty | State::Zeroing(_));
+        let total: usize = pieces.iter().filter(dirty).map(|piece| piece.len).sum();
+        let mut skipped: usize =
+            pieces.iter().filter(|piece| piece.state == State::Zeroed).map(|piece| piece.len).sum();
+        for piece in pieces.iter().filter(dirty) {
+            let range = zone.at(piece.offset, piece.len);
+            if piece.len < SCAN_LEAST {
+                self.zero(crew, range, total, zone.node);
+                continue;
+            }
+            // A program that touches little of a large table leaves most of it without pages, and those read as zero already:
+            // writing zeroes there would give the table pages that it never had.
+            let mut backed = 0;
+            let scan = pagemap::with_contents(range, |part| {
+                backed += part.len;
+                self.zero(crew, part, total, zone.node);
+            });
+            match scan {
+                Ok(()) => skipped += range.len - backed,
+                Err(_) => self.zero(crew, range, total, zone.node),
+            }
+        }
+        skipped
+    }
+
+    fn zero(&self, crew: &RegionCrew, range: Range, total: usize, node: usize) {
+        if total < ZERO_SOON || range.len < HUGE_PAGE_SIZE {
+            // SAFETY: the range is part of a span that belongs to the calling allocation.
+            unsafe { zero::zero(range, if total < ZERO_SOON { Use::Soon } else { Use::Later }) };
+            self.counters().zeroed_by_caller_bytes.add(range.len as u64);
+        } else {
+            // SAFETY: as above.
+            unsafe { crew.run(Task { operation: Operation::Zero, range, node, report: false }) };
+        }
+    }
+
+    /// Whether memory can be taken from a helper that is zeroing it.
+    pub fn can_revoke(&self) -> bool {
+        self.revocable.load(Ordering::Relaxed)
+    }
+
+    /// Takes note of a call: how much was asked for as zeroes, and that the program is active.
+    pub fn note_call(&self, zeroes: usize) {
+        if zeroes > 0 {
+            self.zeroes_wanted.fetch_add(zeroes, Ordering::Relaxed);
+            self.wants_zeroes.store(true, Ordering::Relaxed);
+        }
+        self.last_call_ns.store(clock::now_ns(), Ordering::Relaxed);
+    }
+
+    /// How much may be retained now. The process's size is read anew if that was longer ago than a millisecond.
+    pub fn retain_target(&self, about_to_touch: usize) -> usize {
+        if self.options.retain == Some(0) {
+            return 0;
+        }
+        let now = clock::now_ns();
+        let sampled = self.sampled_ns.load(Ordering::Relaxed);
+        if now < sampled + SAMPLE_NS && about_to_touch == 0 {
+            return self.target.load(Ordering::Relaxed);
+        }
+        // If the tick is at it, its result is as good.
+        let Ok(mut background) = self.background.try_lock() else { return self.target.load(Ordering::Relaxed) };
+        self.sample(&mut background, about_to_touch, now).0
+    }
+
+    /// Reads the signals and computes the target. Returns it and whether there is pressure.
+    fn sample(&self, background: &mut Background, about_to_touch: usize, now: u64) -> (usize, bool) {
+        // What is on its way back is free already, as far as the program is concerned.
+        let free = self.retained() + self.discarding();
+        let Some(signals) = background.signals.read(free, now) else {
+            // Without /proc, only what is in use in the region is known.
+            self.target.store(0, Ordering::Relaxed);
+            return (0, false);
+        };
+        let peak = self.peak_live.fetch_max(signals.live(), Ordering::Relaxed).max(signals.live());
+        let target = signals.retain_target(peak, about_to_touch, self.options.retain);
+        self.target.store(target, Ordering::Relaxed);
+        self.sampled_ns.store(now, Ordering::Relaxed);
+        (target, signals.pressure())
+    }
+
+    /// Discards retained memory until no more than `target` is retained. Returns the bytes.
+    pub fn discard_down_to(&self, crew: &RegionCrew, target: usize) -> usize {
+        let mut sum = 0;
+        for zone in self.zones.iter().rev() {
+            while self.retained() > target {
+                let excess = self.retained() - target;
+                let mut inner = zone.lock();
+                let Some((offset, len)) = inner.map.begin_discard(excess.max(zone.granule)) else { break };
+                self.publish(zone, &mut inner);
+                drop(inner);
+                self.discard(crew, zone, offset, len);
+                sum += len;
+            }
+        }
+        sum
+    }
+
+    /// Has a range discarded that is marked so: by the crew, with the calling thread's help where the backlog has reached its
+    /// bound or nothing is to be retained at all.
+    pub fn discard(&self, crew: &RegionCrew, zone: &Zone, offset: usize, len: usize) {
+        let task = Task { operation: Operation::Discard, range: zone.at(offset, len), node: zone.node, report: true };
+        let limit = self.options.retain.unwrap_or(usize::MAX);
+        if limit == 0 {
+            // SAFETY: a range in state `Discarding` is used by nobody until it was reported as finished.
+            unsafe { crew.run(task) };
+            return;
+        }
+        // SAFETY: as above.
+        unsafe { crew.submit(task) };
+        let bound = (self.target.load(Ordering::Relaxed).max(limit.min(4 << 30)) / BACKLOG_SHARE).max(BACKLOG_LEAST);
+        if self.discarding() > bound && crew.assist(Operation::Discard, || self.discarding() <= bound) {
+            self.counters().backlog_assists.add(1);
+        }
+    }
+
+    /// Sees to it that a helper watches over what is retained, and starts zeroing where zeroes are in demand.
+    pub fn wake(&self, crew: &RegionCrew, freed: usize) {
+        let retained = self.retained();
+        let due = self.next_tick_ns.load(Ordering::Relaxed);
+        let zero_now = self.options.zero && freed >= ZERO_STEP && self.wants_zeroes.load(Ordering::Relaxed);
+        let late = retained >= UNWATCHED && due > clock::now_ns() + 2 * ACTIVE_PAUSE.as_nanos() as u64;
+        if (zero_now && due != u64::MAX) || late || (retained >= UNWATCHED && due == 0) {
+            crew.call(0, Operation::Zero);
+        }
+    }
+
+    /// Zeroes one step of dirty memory ahead of time. Returns whether there was anything to do.
+    fn zero_ahead(&self, background: &mut Background, crew: &RegionCrew, now: u64) -> bool {
+        let wanted = self.zeroes_wanted.swap(0, Ordering::Relaxed);
+        if wanted > 0 {
+            background.demand.note(wanted, now);
+        }
+        let goal = background.demand.goal(now);
+        if goal == 0 {
+            self.wants_zeroes.store(false, Ordering::Relaxed);
+        }
+        if !self.options.zero || goal == 0 {
+            return false;
+        }
+        self.revocable.store(crew.revocation() && zero::revocable(), Ordering::Relaxed);
+        let zeroed: u64 = self.zones.iter().map(|zone| zone.lock().map.bytes().retained_zeroed).sum();
+        if zeroed as usize >= goal {
+            return false;
+        }
+        self.zones.iter().any(|zone| self.zero_step(zone))
+    }
+
+    /// Zeroes one step of a zone's dirty memory.
+    fn zero_step(&self, zone: &Zone) -> bool {
+        let mut inner = zone.lock();
+        let Some((offset, len)) = inner.map.begin_zeroing(ZERO_STEP, 0) else { return false };
+        // Under the lock: whoever revokes this piece does so after it has seen the piece, and so after this.
+        self.zeroing_revoked.store(0, Ordering::SeqCst);
+        drop(inner);
+        let begin = clock::now_ns();
+        let range = zone.at(offset, len);
+        // SAFETY: a range in state `Zeroing` is used by nobody else until it is revoked; where it can't be revoked, nobody takes it.
+        let whole = unsafe {
+            if self.can_revoke() {
+                zero::zero_unless(range, Use::Later, &self.zeroing_revoked)
+            } else {
+                zero::zero(range, Use::Later);
+                true
+            }
+        };
+        let took = clock::now_ns() - begin;
+        let mut inner = zone.lock();
+        if inner.map.finish_zeroing(offset, 0, whole) {
+            self.counters().zeroed_in_background_bytes.add(len as u64);
+            self.counters().background_zero_ns.add(took);
+        }
+        self.publish(zone, &mut inner);
+        true
+    }
+
+    /// Takes note that a span's pages were moved, or that it was mapped anew.
+    pub fn count_moved(&self, moved: bool) {
+        if moved {
+            self.moved.fetch_add(1, Ordering::Relaxed);
+        } else {
+            let _ = self.moved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
+        }
+    }
+
+    /// Whether one more span may be moved without coming near the kernel's limit of mappings.
+    pub fn may_move(&self) -> bool {
+        self.moved.load(Ordering::Relaxed) < MOVED_MOST
+    }
+
+    /// Publishes a zone's states after a change that the caller made under its lock.
+    pub fn changed(&self, zone: &Zone, inner: &mut Inner) {
+        self.publish(zone, inner);
+    }
+
+    /// As [`Core::open_up`] for a span that grew.
+    pub fn open_up_growth(&self, zone: &Zone, inner: &mut Inner, pieces: &[Piece]) -> bool {
+        self.open_up(zone, inner, pieces)
+    }
+
+    /// As [`Core::guard_tail`], for a span whose usable part changed; `len` is the span's whole length.
+    pub fn move_guard(&self, zone: &Zone, offset: usize, usable: usize, len: usize) {
+        if self.guards_work {
+            // SAFETY: the span belongs to the calling reallocation; the advice changes no contents.
+            let _ = unsafe { memory::advise(zone.at(offset, len), Advice::GuardRemove) };
+        }
+        self.guard_tail(zone, offset, usable, len);
+    }
+
+    /// As [`Core::span_len`] for the zone's granule.
+    pub fn len_in(&self, zone: &Zone, usable: usize) -> Option<usize> {
+        self.span_len(usable, zone.granule)
+    }
+
+    /// Before a fork: the ranges that a child does not need are marked so that the kernel does not copy them.
+    pub fn wipe_in_child(&self, inner: &Inner, zone: &Zone, advice: Advice) {
+        for (offset, segment) in inner.map.backed() {
+            if Self::wiped(&segment) {
+                // SAFETY: this kind of advice changes no contents here; in the child, nobody needs free memory.
+                let _ = unsafe { memory::advise(zone.at(offset, segment.len), advice) };
+            }
+        }
+    }
+
+    /// Whether a free segment is worth two system calls at each fork.
+    fn wiped(segment: &super::spans::Segment) -> bool {
+        segment.len >= HUGE_PAGE_SIZE
+    }
+
+    /// In a forked child: what was retained is address space again, and everything counts from zero.
+    ///
+    /// # Safety
+    /// Called by the child's only thread, with no lock held.
+    pub unsafe fn after_fork(&self) {
+        // A helper or another thread of the parent may have held this lock; it does not exist here.
+        // SAFETY: by the function's own contract, nobody is inside or waiting.
+        unsafe {
+            let background = Background {
+                signals: SignalReader::new(),
+                low_water: LowWater::new(self.options.decay, clock::now_ns()),
+                demand: ZeroDemand::default(),
+            };
+            std::ptr::write((&raw const self.background).cast_mut(), Mutex::new(background));
+            let _ = self.stats.detach();
+        }
+        for zone in &self.zones {
+            let mut inner = zone.lock();
+            self.wipe_in_child(&inner, zone, Advice::KeepOnFork);
+            inner.map.after_fork(Self::wiped);
+            self.publish(zone, &mut inner);
+        }
+        self.peak_live.store(0, Ordering::Relaxed);
+        self.target.store(0, Ordering::Relaxed);
+        self.sampled_ns.store(0, Ordering::Relaxed);
+        self.next_tick_ns.store(0, Ordering::Relaxed);
+        self.revocable.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Employer for Core {
+    fn finished(&self, task: Task) {
+        let zone = self.zone_of(task.range.start).expect("only ranges of the arena are reported");
+        let offset = task.range.start - zone.range.start;
+        let marks = zone.lock().map.discarding_marks(offset);
+        let remap = marks.remap() || self.arena.exact();
+        if remap {
+            // SAFETY: nobody uses a range in state `Discarding`.
+            if unsafe { self.arena.renew(task.range, zone.huge_pages) }.is_err() {
+                // It may not even be mapped any more. It stays as it is and is never handed out again.
+                return;
+            }
+            if marks.moved {
+                self.count_moved(false);
+            }
+        }
+        let mut inner = zone.lock();
+        inner.map.finish_discard(offset, task.range.len, remap);
+        self.publish(zone, &mut inner);
+    }
+
+    fn tick(&self, crew: &RegionCrew) -> Tick {
+        self.next_tick_ns.store(u64::MAX, Ordering::Relaxed);
+        let now = clock::now_ns();
+        let mut background = lock(&self.background);
+        let retained = self.retained();
+        let least = self.least_retained.swap(retained, Ordering::Relaxed).min(retained);
+        background.low_water.note(least, now);
+        background.low_water.note(retained, now);
+        if retained > 0 {
+            let (target, pressure) = if now
+                >= self.sampled_ns.load(Ordering::Relaxed) + ACTIVE_PAUSE.as_nanos() as u64 / 2
+                || retained < UNWATCHED
+            {
+                self.sample(&mut background, 0, now)
+            } else {
+                (self.target.load(Ordering::Relaxed), false)
+            };
+            let surplus = background.low_water.surplus(retained);
+            let keep = target.min(retained - surplus);
+            if keep < retained {
+                // The lock is not held while others are called.
+                drop(background);
+                let gone = self.discard_down_to(crew, keep);
+                let mut background = lock(&self.background);
+                background.low_water.discarded(gone);
+                if pressure && keep == target {
+                    self.counters().pressure_trims.add(1);
+                } else if surplus > 0 {
+                    self.counters().decayed_bytes.add(gone.min(surplus) as u64);
+                }
+                if gone > 0 {
+                    return Tick::Again;
+                }
+                return self.pause(now, retained);
+            }
+        }
+        if self.zero_ahead(&mut background, crew, now) {
+            return Tick::Again;
+        }
+        drop(background);
+        self.pause(now, retained)
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.stats.counters
+    }
+}
+
+impl Core {
+    /// When the tick should run next.
+    fn pause(&self, now: u64, retained: usize) -> Tick {
+        if retained == 0 {
+            self.next_tick_ns.store(0, Ordering::Relaxed);
+            return Tick::Rest;
+        }
+        let active = now < self.last_call_ns.load(Ordering::Relaxed) + ACTIVE_NS;
+        let window = self.options.decay / 8;
+        let pause = if active { ACTIVE_PAUSE } else { IDLE_PAUSE.min(window.max(ACTIVE_PAUSE)) };
+        self.next_tick_ns.store(now + pause.as_nanos() as u64, Ordering::Relaxed);
+        Tick::Wait(pause)
+    }
+}

@@ -1,0 +1,172 @@
+//! Giving memory back in parallel when the process ends, before the kernel does it with one thread.
+//!
+//! Nobody may see memory go that he still uses. So the other threads are stopped first (see [`crate::sys::stop`]); if one of them
+//! doesn't stop, only free memory is given back. What is still needed until the very end is kept: the calling thread's stack and
+//! thread-local storage, the helpers' stacks, and what the caller names.
+
+use super::Region;
+use crate::crew::{Operation, Task};
+use crate::sys::memory::Range;
+use crate::sys::{PAGE_SIZE, maps, procfs, rseq, stop};
+
+/// A process smaller than this is left to the kernel: stopping and looking costs as much as it would save.
+const WORTH: usize = 256 << 20;
+/// Mappings smaller than this are left to the kernel.
+const MAPPING_LEAST: usize = 32 << 20;
+/// The most mappings that are looked at.
+const MAPPINGS: usize = 512;
+/// How long threads have to stop.
+const PATIENCE_NS: u64 = 20_000_000;
+/// Around an address that is needed until the end, this much is kept on both sides.
+const MARGIN: usize = 1 << 20;
+
+/// Ranges in a fixed place: behind the stop, nothing may be allocated.
+struct List {
+    ranges: [Range; MAPPINGS],
+    count: usize,
+}
+
+impl List {
+    fn new() -> List {
+        List { ranges: [Range { start: 0, len: 0 }; MAPPINGS], count: 0 }
+    }
+
+    fn push(&mut self, range: Range) {
+        if self.count < MAPPINGS && range.len >= MAPPING_LEAST {
+            self.ranges[self.count] = range;
+            self.count += 1;
+        }
+    }
+
+    /// Removes `hole` from every range.
+    fn cut(&mut self, hole: Range) {
+        let begin = hole.start & !(PAGE_SIZE - 1);
+        let end = hole.end().next_multiple_of(PAGE_SIZE);
+        for index in 0..self.count {
+            let range = self.ranges[index];
+            if begin >= range.end() || end <= range.start {
+                continue;
+            }
+            self.ranges[index].len = begin.saturating_sub(range.start);
+            if end < range.end() {
+                self.push(Range { start: end, len: range.end() - end });
+            }
+        }
+    }
+}
+
+impl Region {
+    /// Whether the process is large enough for [`Region::give_back_before_exit`] to be worth it.
+    pub fn worth_giving_back() -> bool {
+        procfs::resident_bytes().is_ok_and(|bytes| bytes >= WORTH)
+    }
+
+    /// Stops all other threads of the process but the helpers and gives its large private memory back in parallel, except
+    /// `kept`. Nothing may be allocated from here on.
+    ///
+    /// # Safety
+    /// The process ends next, by a system call and without running anything that uses its memory; `kept` holds what that, and this
+    /// crate's own data, need.
+    pub unsafe fn give_back_before_exit(&self, kept: &[Range]) {
+        let mut list = List::new();
+        let arena = self.range();
+        if maps::private_anonymous(|mapping| list.push(mapping)).is_err() {
+            return;
+        }
+        list.cut(arena);
+        // What is in use in the arena, and what is retained there. Adjacent spans are given back together.
+        let mut spans = List::new();
+        let mut sum = 0;
+        for zone in &self.core().zones {
+            let inner = zone.lock();
+            let mut run = Range { start: 0, len: 0 };
+            let mut held: Vec<(usize, usize)> =
+                inner.map.in_use().chain(inner.map.backed()).map(|(offset, segment)| (offset, segment.len)).collect();
+            drop(inner);
+            held.sort_unstable();
+            for (offset, len) in held {
+                let start = zone.range.start + offset;
+                if run.end() == start {
+                    run.len += len;
+                } else {
+                    spans.push(run);
+                    run = Range { start, len };
+                }
+            }
+            spans.push(run);
+        }
+        let marker = 0u8;
+        let around = |address: usize| Range { start: address.saturating_sub(MARGIN), len: 2 * MARGIN };
+        list.cut(around((&raw const marker) as usize));
+        if let Some(area) = rseq::area() {
+            list.cut(around(area as usize));
+        }
+        kept.iter().for_each(|&range| list.cut(range));
+        for range in list.ranges[..list.count].iter().chain(&spans.ranges[..spans.count]) {
+            sum += range.len;
+        }
+        // Helpers are there before the others stop: a stopped thread may hold the locks that starting one takes.
+        self.crew.call(sum, Operation::Discard);
+        self.crew.helper_stacks().for_each(|stack| list.cut(stack));
+        let hold = self.before_exit();
+        let helpers = |thread| self.crew.helper_threads().any(|helper| helper == thread);
+        let stopped = self.crew.all_started() && stop::stop_others(helpers, PATIENCE_NS);
+        drop(hold);
+        if !stopped {
+            return;
+        }
+        for range in spans.ranges[..spans.count].iter().chain(&list.ranges[..list.count]) {
+            if range.len > 0 {
+                // SAFETY: every thread that could use the range has stopped for good, and nothing that this one or the helpers
+                // use lies in it.
+                unsafe { self.crew.run(Task { operation: Operation::Discard, range: *range, node: 0, report: false }) };
+            }
+        }
+    }
+
+    /// Holds the zones and the crew while threads are stopped, so that none of them stops inside a lock that is needed later;
+    /// no helper is started afterwards.
+    fn before_exit(&self) -> impl Drop + '_ {
+        struct Hold<'r, Z>(Vec<Z>, Option<crate::crew::ForkGuard<'r>>);
+        impl<Z> Drop for Hold<'_, Z> {
+            fn drop(&mut self) {
+                // The locks open; the vector's memory is not given back, since its allocator may be held by a stopped thread.
+                self.0.drain(..).for_each(drop);
+                std::mem::forget(std::mem::take(&mut self.0));
+                self.1 = None;
+            }
+        }
+        let zones: Vec<_> = self.core().zones.iter().map(super::core::Zone::lock).collect();
+        let mut roster = self.crew.hold_for_fork();
+        roster.no_more_helpers();
+        Hold(zones, Some(roster))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_are_cut_out_of_every_range() {
+        let mut list = List::new();
+        list.push(Range { start: 1 << 30, len: 1 << 30 });
+        list.push(Range { start: 4 << 30, len: 1 << 30 });
+        list.push(Range { start: 6 << 30, len: 4096 });
+        assert_eq!(list.count, 2, "a small range is left to the kernel");
+        list.cut(Range { start: (1 << 30) + (256 << 20) + 5, len: 10 });
+        list.cut(Range { start: 4 << 30, len: 1 << 20 });
+        list.cut(Range { start: 100 << 30, len: 1 << 20 });
+        let ranges: Vec<(usize, usize)> =
+            list.ranges[..list.count].iter().map(|range| (range.start, range.len)).collect();
+        assert_eq!(
+            ranges,
+            [
+                (1 << 30, 256 << 20),
+                (4 << 30, 0),
+                ((1 << 30) + (256 << 20) + 4096, (1 << 30) - (256 << 20) - 4096),
+                ((4 << 30) + (1 << 20), (1 << 30) - (1 << 20)),
+            ]
+        );
+    }
+}

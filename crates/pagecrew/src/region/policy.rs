@@ -1,0 +1,256 @@
+//! Policy of retention and of zeroing ahead: pure functions and small state machines over numbers and the time.
+//!
+//! Three rules answer "who gets hurt by memory that is kept":
+//! 1. What is kept never raises the program's peak: live and retained memory together stay below the most that the program has
+//!    itself had live at once.
+//! 2. What nothing needed for the decay time goes back, whether the program calls or not.
+//! 3. The machine and the control group come first: little available memory, a near limit or stalls end retention at once.
+
+use crate::sys::cgroup;
+use std::time::Duration;
+
+/// What retention depends on, at one time. All in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Signals {
+    /// Resident memory of the process.
+    pub resident: usize,
+    /// Of that, free memory that is retained.
+    pub retained: usize,
+    /// The machine's memory.
+    pub total: usize,
+    /// What the machine could still give.
+    pub available: usize,
+    /// The control group's limit that is closest to being reached.
+    pub group: Option<cgroup::Memory>,
+    /// Whether tasks of this machine lately waited for memory for more than a tenth of the time.
+    pub stalled: bool,
+}
+
+/// The machine keeps this part of its memory available, whatever is retained.
+const FLOOR_SHARE: usize = 20;
+/// The control group keeps this part of its limit free.
+const GROUP_SHARE: u64 = 16;
+
+impl Signals {
+    /// Memory that the program itself holds.
+    pub fn live(&self) -> usize {
+        self.resident.saturating_sub(self.retained)
+    }
+
+    /// How much may be retained, in bytes. `peak` is the most that was ever live; `about_to_touch` is what the program is about
+    /// to make live besides; `limit` is the user's bound, half of the usable memory where there is none.
+    pub fn retain_target(&self, peak: usize, about_to_touch: usize, limit: Option<usize>) -> usize {
+        let usable = self.group.map_or(self.total, |group| self.total.min(group.limit as usize));
+        let own_peak = peak.saturating_sub(self.live() + about_to_touch);
+        let bound = limit.unwrap_or(usable / 2);
+        own_peak.min(bound).min(self.machine_allows(about_to_touch)).min(self.group_allows(about_to_touch))
+    }
+
+    fn machine_allows(&self, about_to_touch: usize) -> usize {
+        if self.stalled {
+            return 0;
+        }
+        // What is retained counts as taken already, so all of it could stay while the floor holds.
+        (self.retained + self.available).saturating_sub(self.total / FLOOR_SHARE + about_to_touch)
+    }
+
+    fn group_allows(&self, about_to_touch: usize) -> usize {
+        self.group.map_or(usize::MAX, |group| {
+            let spare = (self.retained as u64 + group.limit).saturating_sub(group.used);
+            (spare as usize).saturating_sub((group.limit / GROUP_SHARE) as usize + about_to_touch)
+        })
+    }
+
+    /// Whether the machine or the control group, and not the program's own peak, is what bounds retention below what is retained.
+    pub fn pressure(&self) -> bool {
+        self.machine_allows(0).min(self.group_allows(0)) < self.retained
+    }
+}
+
+/// Windows that the decay time is cut into.
+const WINDOWS: usize = 8;
+
+/// Finds memory that was not needed for the whole of the decay time: the least that was retained at any moment of it.
+#[derive(Debug)]
+pub struct LowWater {
+    decay_ns: u64,
+    least: [usize; WINDOWS],
+    /// The window that is filled now, counted from the first.
+    window: u64,
+}
+
+impl LowWater {
+    /// Nothing retained so far, at time `now` in nanoseconds.
+    pub fn new(decay: Duration, now: u64) -> LowWater {
+        let decay_ns = decay.as_nanos().min(u64::MAX as u128 / 2) as u64;
+        let mut low = LowWater { decay_ns, least: [0; WINDOWS], window: 0 };
+        low.window = now / low.window_ns();
+        low
+    }
+
+    /// Length of a window in nanoseconds.
+    pub fn window_ns(&self) -> u64 {
+        (self.decay_ns / WINDOWS as u64).max(1)
+    }
+
+    /// Takes note that `retained` bytes are retained at time `now`. It has to hear of every low, so it is called whenever less is
+    /// retained, besides regularly.
+    pub fn note(&mut self, retained: usize, now: u64) {
+        let window = (now / self.window_ns()).max(self.window);
+        // Windows in which nobody called had what is retained now or more; the call that lowered it would have been noted.
+        for passed in self.window + 1..=window.min(self.window + WINDOWS as u64) {
+            self.least[(passed % WINDOWS as u64) as usize] = retained;
+        }
+        self.window = window;
+        let current = &mut self.least[(window % WINDOWS as u64) as usize];
+        *current = (*current).min(retained);
+    }
+
+    /// Bytes of `retained` that were not needed for the decay time. Whoever discards them says so by [`LowWater::discarded`].
+    pub fn surplus(&self, retained: usize) -> usize {
+        if self.decay_ns == 0 { retained } else { self.least.into_iter().min().unwrap_or(0).min(retained) }
+    }
+
+    /// Takes note that `bytes` less are retained, for another reason than need.
+    pub fn discarded(&mut self, bytes: usize) {
+        self.least.iter_mut().for_each(|least| *least = least.saturating_sub(bytes));
+    }
+}
+
+/// Length of the window in which demand for zeroed memory is summed up.
+const DEMAND_WINDOW_NS: u64 = 100_000_000;
+/// After this many windows without demand, a tenth of it is left.
+const DEMAND_DECAY_WINDOWS: u64 = 50;
+
+/// How much zeroed memory the program asks for: rises at once, falls slowly.
+#[derive(Debug, Default)]
+pub struct ZeroDemand {
+    window: u64,
+    sum: usize,
+    level: usize,
+}
+
+impl ZeroDemand {
+    /// Takes note that `bytes` of zeroes were asked for at time `now`.
+    pub fn note(&mut self, bytes: usize, now: u64) {
+        self.advance(now);
+        self.sum = self.sum.saturating_add(bytes);
+        self.level = self.level.max(self.sum);
+    }
+
+    /// Bytes that are worth having zeroed at time `now`.
+    pub fn goal(&mut self, now: u64) -> usize {
+        self.advance(now);
+        self.level
+    }
+
+    fn advance(&mut self, now: u64) {
+        let window = now / DEMAND_WINDOW_NS;
+        let passed = window.saturating_sub(self.window);
+        if passed == 0 {
+            return;
+        }
+        // 0.955 ^ 50 is a tenth.
+        self.level = (0..passed.min(8 * DEMAND_DECAY_WINDOWS)).fold(self.level, |level, _| level - level.div_ceil(22));
+        (self.window, self.sum) = (window, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const G: usize = 1 << 30;
+
+    fn signals() -> Signals {
+        Signals { resident: 4 * G, retained: G, total: 64 * G, available: 40 * G, group: None, stalled: false }
+    }
+
+    #[test]
+    fn retention_stays_below_the_programs_own_peak() {
+        assert_eq!(signals().retain_target(5 * G, 0, None), 2 * G);
+        assert_eq!(signals().retain_target(5 * G, G, None), G);
+        assert_eq!(signals().retain_target(3 * G, 0, None), 0);
+        assert_eq!(signals().retain_target(60 * G, 0, Some(G)), G);
+    }
+
+    #[test]
+    fn pressure_ends_retention() {
+        assert_eq!(Signals { stalled: true, ..signals() }.retain_target(60 * G, 0, None), 0);
+        let scarce = Signals { available: 2 * G, ..signals() };
+        assert!(scarce.retain_target(60 * G, 0, None) == 0 && scarce.pressure());
+        let near = cgroup::Memory { limit: 5 * G as u64, used: 4 * G as u64 + G as u64 / 2 };
+        let limited = Signals { group: Some(near), ..signals() };
+        assert_eq!(limited.retain_target(60 * G, 0, None), G + G / 2 - 5 * G / 16);
+        assert!(!limited.pressure());
+        let at = Signals { group: Some(cgroup::Memory { limit: 4 * G as u64, used: 4 * G as u64 }), ..signals() };
+        assert!(at.retain_target(60 * G, 0, None) < G && at.pressure());
+        assert!(!signals().pressure());
+    }
+
+    proptest! {
+        #[test]
+        fn the_target_never_breaks_a_rule(
+            resident in 0..256 * G, share in 0usize..=100, available in 0..256 * G, peak in 0..256 * G, touch in 0..64 * G,
+            limit in 1..256 * G, used_share in 0usize..=100, limited: bool,
+        ) {
+            let retained = resident / 100 * share;
+            let group = cgroup::Memory { limit: limit as u64, used: (limit / 100 * used_share) as u64 };
+            let signals = Signals { resident, retained, total: 256 * G, available, group: limited.then_some(group), stalled: false };
+            let target = signals.retain_target(peak, touch, None);
+            prop_assert!(target == 0 || signals.live() + touch + target <= peak);
+            prop_assert!(target <= 128 * G);
+            // If it were filled up to the target and the program touched what it is about to, the floor would hold.
+            let grown = (target + touch).saturating_sub(retained);
+            prop_assert!(target == 0 || available >= grown + 256 * G / FLOOR_SHARE - retained.saturating_sub(target).min(256 * G / FLOOR_SHARE));
+        }
+    }
+
+    #[test]
+    fn only_what_was_never_needed_decays() {
+        let second = 1_000_000_000;
+        let mut low = LowWater::new(Duration::from_secs(8), 100 * second);
+        // A program that uses all but 1 GiB of 4 GiB once a second.
+        for step in 0..60u64 {
+            low.note(if step % 2 == 0 { 4 * G } else { G }, 100 * second + step * second / 2);
+        }
+        assert_eq!(low.surplus(4 * G), G);
+        low.discarded(G);
+        assert_eq!(low.surplus(3 * G), 0);
+        // Then it is idle: all of it goes once the decay time has passed, and not before.
+        low.note(3 * G, 131 * second);
+        low.note(3 * G, 136 * second);
+        assert_eq!(low.surplus(3 * G), 0);
+        low.note(3 * G, 140 * second);
+        assert_eq!(low.surplus(3 * G), 3 * G);
+    }
+
+    #[test]
+    fn without_decay_time_all_goes_at_once() {
+        assert_eq!(LowWater::new(Duration::ZERO, 5).surplus(G), G);
+    }
+
+    #[test]
+    fn what_was_retained_in_a_burst_is_not_surplus_before_the_decay_time() {
+        let mut low = LowWater::new(Duration::from_secs(8), 0);
+        low.note(4 * G, 1_000_000_000);
+        assert_eq!(low.surplus(4 * G), 0);
+        low.note(4 * G, 7_900_000_000);
+        assert_eq!(low.surplus(4 * G), 0);
+        low.note(4 * G, 9_000_000_000);
+        assert_eq!(low.surplus(4 * G), 4 * G);
+    }
+
+    #[test]
+    fn demand_for_zeroes_rises_at_once_and_falls_slowly() {
+        let mut demand = ZeroDemand::default();
+        assert_eq!(demand.goal(0), 0);
+        demand.note(G, 1_000_000_000);
+        assert_eq!(demand.goal(1_000_000_000), G);
+        assert!(demand.goal(2_000_000_000) > G / 2);
+        let later = demand.goal(6_000_000_000);
+        assert!(later > G / 20 && later < G / 5, "{later}");
+        assert_eq!(demand.goal(3_600_000_000_000), 0);
+    }
+}

@@ -1,0 +1,77 @@
+//! Reading the signals that retention depends on. Each is read no more often than it can matter.
+
+use super::policy::Signals;
+use crate::sys::{cgroup, procfs};
+
+/// The slow signals as last read, and when.
+#[derive(Debug)]
+pub struct SignalReader {
+    total: usize,
+    available: usize,
+    group: Option<cgroup::Memory>,
+    stall_us: Option<u64>,
+    stalled: bool,
+    read_ns: u64,
+}
+
+/// The machine's signals are read again after this long.
+const SLOW_NS: u64 = 100_000_000;
+/// Waiting for memory for more than this share of the time counts as a stall, in percent.
+const STALL_PERCENT: u64 = 10;
+
+impl SignalReader {
+    /// Nothing read yet. A machine whose memory can't be read counts as without bounds; the program's own peak still holds.
+    pub fn new() -> SignalReader {
+        SignalReader {
+            total: usize::MAX / 4,
+            available: usize::MAX / 4,
+            group: None,
+            stall_us: None,
+            stalled: false,
+            read_ns: 0,
+        }
+    }
+
+    /// The signals at time `now`, with `retained` bytes retained. `None` if the process's own size can't be read.
+    pub fn read(&mut self, retained: usize, now: u64) -> Option<Signals> {
+        if now >= self.read_ns + SLOW_NS || self.near_limit() {
+            self.read_machine(now);
+        }
+        let resident = procfs::resident_bytes().ok()?;
+        let Self { total, available, group, stalled, .. } = *self;
+        Some(Signals { resident, retained, total, available, group, stalled })
+    }
+
+    /// Whether so little is left below a limit that a tenth of a second may use it up: then everything is read each time.
+    fn near_limit(&self) -> bool {
+        self.group.is_some_and(|group| group.limit.saturating_sub(group.used) < group.limit / 4)
+            || self.available < self.total / 8
+    }
+
+    fn read_machine(&mut self, now: u64) {
+        if let Ok(memory) = procfs::memory_info() {
+            (self.total, self.available) = (memory.total as usize, memory.available as usize);
+        }
+        self.group = cgroup::memory();
+        let stall_us = procfs::memory_stall_us().ok();
+        if let (Some(before), Some(after)) = (self.stall_us, stall_us) {
+            let elapsed_us = (now - self.read_ns) / 1000;
+            self.stalled = (after - before.min(after)) * 100 > elapsed_us * STALL_PERCENT;
+        }
+        (self.stall_us, self.read_ns) = (stall_us, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::clock;
+
+    #[test]
+    fn this_machine_is_read() {
+        let mut reader = SignalReader::new();
+        let signals = reader.read(0, clock::now_ns()).unwrap();
+        assert!(signals.resident > 0 && signals.resident < signals.total && signals.available <= signals.total);
+        assert!(!signals.stalled);
+    }
+}

@@ -1,0 +1,806 @@
+//! Which part of a zone is in which state: pure bookkeeping in offsets, without a system call.
+//!
+//! The zone is covered by segments without gap or overlap, so the sum over the states is the zone's length at any time.
+//!
+//! ```text
+//!  Reserved --allocate--> InUse --release--> Dirty --begin_zeroing--> Zeroing --finish_zeroing--> Zeroed
+//!     ^                     ^                 | |                        |                          |
+//!     |                     +----allocate-----|-+-----(revoked)----------+--------------------------+
+//!     +--finish_discard-- Discarding <--begin_discard / release / shrink---------------------------+
+//! ```
+//!
+//! `Zeroing` and `Discarding` are transitions that a helper is at; they count as `Dirty`, since that is what they hold. A segment
+//! that is being zeroed may be allocated (its helper is revoked); one that is being discarded may not, because a discard that
+//! was delayed would take the new owner's data.
+
+use crate::stats::ZoneBytes;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// State of a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Address space without pages; reads as zero once it is accessible.
+    Reserved,
+    /// Handed out.
+    InUse,
+    /// Free, backed by pages, contents unknown.
+    Dirty,
+    /// Free, backed by pages that are all zero.
+    Zeroed,
+    /// Free, being zeroed by the helper with this number.
+    Zeroing(usize),
+    /// Free, being given back.
+    Discarding,
+}
+
+/// How the kernel's mapping of a segment differs from the zone's own. Joined segments have the marks of both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Marks {
+    /// Its pages were moved here, so that its mapping does not merge with its neighbours'.
+    pub moved: bool,
+    /// The program gave advice on it, locked it or changed its protection; never reused as it is.
+    pub altered: bool,
+    /// A guard page may lie somewhere in it.
+    pub guarded: bool,
+}
+
+impl Marks {
+    /// Whether the range has to be mapped anew when it becomes address space again.
+    pub fn remap(self) -> bool {
+        self.moved || self.altered
+    }
+
+    fn join(self, other: Marks) -> Marks {
+        Marks {
+            moved: self.moved || other.moved,
+            altered: self.altered || other.altered,
+            guarded: self.guarded || other.guarded,
+        }
+    }
+}
+
+/// A run of the zone in one state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// Length in bytes.
+    pub len: usize,
+    /// State.
+    pub state: State,
+    /// How it is mapped.
+    pub marks: Marks,
+    /// What the program may use of a segment in use, in bytes; 0 in other states.
+    pub usable: usize,
+}
+
+/// A piece of what was allocated, with the state that it had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Offset in the zone.
+    pub offset: usize,
+    /// Length in bytes.
+    pub len: usize,
+    /// The state before.
+    pub state: State,
+}
+
+/// What the memory is wanted for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    /// Any contents.
+    Any,
+    /// Zeroes: pages known to be zero are preferred.
+    Zeroes,
+    /// Address space without pages.
+    AddressSpace,
+}
+
+/// An allocated span.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Offset in the zone.
+    pub offset: usize,
+    /// Length in bytes.
+    pub len: usize,
+    /// Its pieces in order.
+    pub pieces: Vec<Piece>,
+    /// The marks of all of them.
+    pub marks: Marks,
+}
+
+/// The map of one zone.
+pub struct SpanMap {
+    len: usize,
+    granule: usize,
+    segments: BTreeMap<usize, Segment>,
+    /// The segments that can be handed out as they are, by length and offset: reserved, dirty, zeroed.
+    available: [BTreeSet<(usize, usize)>; 3],
+    bytes: ZoneBytes,
+    /// Bytes that are being discarded; part of the dirty ones.
+    discarding: usize,
+}
+
+/// How many candidates a search looks at before it takes the next kind: bounds the time under the zone's lock.
+const CANDIDATES: usize = 32;
+
+impl SpanMap {
+    /// A zone of `len` bytes in which everything is reserved, and every segment is a multiple of `granule` long.
+    ///
+    /// # Panics
+    /// If `len` is not a multiple of `granule`, or either is 0.
+    pub fn new(len: usize, granule: usize) -> SpanMap {
+        assert!(len > 0 && granule.is_power_of_two() && len.is_multiple_of(granule));
+        let mut map = SpanMap {
+            len,
+            granule,
+            segments: BTreeMap::new(),
+            available: Default::default(),
+            bytes: ZoneBytes::default(),
+            discarding: 0,
+        };
+        map.put(0, Segment { len, state: State::Reserved, marks: Marks::default(), usable: 0 });
+        map
+    }
+
+    /// Bytes in each state.
+    pub fn bytes(&self) -> ZoneBytes {
+        self.bytes
+    }
+
+    /// Bytes that are free and backed by pages, those on their way back to the kernel excluded.
+    pub fn retained(&self) -> usize {
+        (self.bytes.retained_dirty + self.bytes.retained_zeroed) as usize - self.discarding
+    }
+
+    /// Bytes on their way back to the kernel.
+    pub fn discarding(&self) -> usize {
+        self.discarding
+    }
+
+    /// The segment in use that begins at `offset`.
+    pub fn in_use_at(&self, offset: usize) -> Option<Segment> {
+        self.segments.get(&offset).copied().filter(|segment| segment.state == State::InUse)
+    }
+
+    /// The segment that `offset` lies in, and where it begins.
+    pub fn segment_of(&self, offset: usize) -> Option<(usize, Segment)> {
+        self.segments.range(..=offset).next_back().map(|(&start, &segment)| (start, segment))
+    }
+
+    /// Free segments that are backed by pages, with their offsets.
+    pub fn backed(&self) -> impl Iterator<Item = (usize, Segment)> + '_ {
+        self.segments.iter().map(|(&offset, &segment)| (offset, segment)).filter(|(_, segment)| {
+            matches!(segment.state, State::Dirty | State::Zeroed | State::Zeroing(_) | State::Discarding)
+        })
+    }
+
+    /// All segments in use, with their offsets.
+    pub fn in_use(&self) -> impl Iterator<Item = (usize, Segment)> + '_ {
+        self.segments
+            .iter()
+            .map(|(&offset, &segment)| (offset, segment))
+            .filter(|(_, segment)| segment.state == State::InUse)
+    }
+
+    fn index(state: State) -> Option<usize> {
+        match state {
+            State::Reserved => Some(0),
+            State::Dirty => Some(1),
+            State::Zeroed => Some(2),
+            State::InUse | State::Zeroing(_) | State::Discarding => None,
+        }
+    }
+
+    fn tally(&mut self, segment: &Segment) -> &mut u64 {
+        match segment.state {
+            State::Reserved => &mut self.bytes.reserved,
+            State::InUse => &mut self.bytes.in_use,
+            State::Zeroed => &mut self.bytes.retained_zeroed,
+            State::Dirty | State::Zeroing(_) | State::Discarding => &mut self.bytes.retained_dirty,
+        }
+    }
+
+    fn put(&mut self, offset: usize, segment: Segment) {
+        debug_assert!(segment.len > 0 && segment.len.is_multiple_of(self.granule));
+        if let Some(index) = Self::index(segment.state) {
+            self.available[index].insert((segment.len, offset));
+        }
+        if segment.state == State::Discarding {
+            self.discarding += segment.len;
+        }
+        *self.tally(&segment) += segment.len as u64;
+        self.segments.insert(offset, segment);
+    }
+
+    fn take(&mut self, offset: usize) -> Segment {
+        let segment = self.segments.remove(&offset).expect("a segment begins here");
+        if let Some(index) = Self::index(segment.state) {
+            self.available[index].remove(&(segment.len, offset));
+        }
+        if segment.state == State::Discarding {
+            self.discarding -= segment.len;
+        }
+        *self.tally(&segment) -= segment.len as u64;
+        segment
+    }
+
+    /// Puts a free segment back, joined with neighbours of the same state.
+    fn put_joined(&mut self, mut offset: usize, mut segment: Segment) {
+        debug_assert!(Self::index(segment.state).is_some());
+        // While a range is being cut out, the segment before may end short of this one.
+        if let Some((&before, &neighbour)) = self.segments.range(..offset).next_back()
+            && neighbour.state == segment.state
+            && before + neighbour.len == offset
+        {
+            self.take(before);
+            offset = before;
+            segment.len += neighbour.len;
+            segment.marks = segment.marks.join(neighbour.marks);
+        }
+        if let Some(&neighbour) = self.segments.get(&(offset + segment.len))
+            && neighbour.state == segment.state
+        {
+            self.take(offset + segment.len);
+            segment.len += neighbour.len;
+            segment.marks = segment.marks.join(neighbour.marks);
+        }
+        self.put(offset, segment);
+    }
+
+    /// Cuts the segment around `offset` there, so that one begins at `offset`.
+    fn split_at(&mut self, offset: usize) {
+        if offset == self.len {
+            return;
+        }
+        let (start, segment) = self.segment_of(offset).expect("inside the zone");
+        if start != offset {
+            self.take(start);
+            self.put(start, Segment { len: offset - start, ..segment });
+            self.put(offset, Segment { len: start + segment.len - offset, ..segment });
+        }
+    }
+
+    /// Whether the segment may become part of a span. One that is being zeroed only where its helper can be revoked.
+    fn usable_for(state: State, want: Want, revocable: bool) -> bool {
+        match state {
+            State::Reserved => true,
+            State::Dirty | State::Zeroed => want != Want::AddressSpace,
+            State::Zeroing(_) => want != Want::AddressSpace && revocable,
+            State::InUse | State::Discarding => false,
+        }
+    }
+
+    /// Where a span of `len` fits in one segment of the given kind: the smallest that is large enough.
+    fn fit_in_one(&self, index: usize, len: usize, align: usize) -> Option<usize> {
+        let fits = |&(size, offset): &(usize, usize)| {
+            let start = offset.next_multiple_of(align);
+            (start + len <= offset + size).then_some(start)
+        };
+        let candidates = &self.available[index];
+        let close = candidates.range((len, 0)..).take(CANDIDATES).find_map(fits);
+        // With a large alignment the close ones may all fail; one with room for the worst case can't.
+        close.or_else(|| candidates.range((len + align - self.granule, 0)..).find_map(fits))
+    }
+
+    /// The run of usable segments around `offset`, as far as needed for `len`: through memory that is backed in both directions
+    /// first, then through address space.
+    fn run_around(&self, offset: usize, len: usize, want: Want, revocable: bool) -> (usize, usize) {
+        let (mut start, mut end) = (offset, offset);
+        for reserved_too in [false, true] {
+            let usable = |segment: &Segment| {
+                Self::usable_for(segment.state, want, revocable) && (reserved_too || segment.state != State::Reserved)
+            };
+            for (&at, segment) in self.segments.range(end..).take(CANDIDATES).take_while(|(_, segment)| usable(segment))
+            {
+                if end - start >= len {
+                    break;
+                }
+                end = at + segment.len;
+            }
+            for (&at, _) in
+                self.segments.range(..start).rev().take(CANDIDATES).take_while(|(_, segment)| usable(segment))
+            {
+                if end - start >= len {
+                    break;
+                }
+                start = at;
+            }
+        }
+        (start, end)
+    }
+
+    /// Where a span of `len` fits in a run of segments that holds as much retained memory as can be found quickly.
+    fn fit_in_run(&self, len: usize, align: usize, want: Want, revocable: bool) -> Option<usize> {
+        let largest = |index: usize| self.available[index].iter().rev().take(CANDIDATES);
+        for &(size, offset) in largest(1).chain(largest(2)) {
+            // Below that, extending a small piece would cost more in fragmentation than it saves in page faults.
+            if size < len / 8 {
+                continue;
+            }
+            let (start, end) = self.run_around(offset, len + align - self.granule, want, revocable);
+            let aligned = start.next_multiple_of(align);
+            if aligned + len <= end {
+                return Some(aligned);
+            }
+        }
+        None
+    }
+
+    /// Hands out `len` bytes aligned to `align`, of which the program may use `usable`; `None` if there is no room. With
+    /// `revocable`, pieces in state `Zeroing` may be part of it, and the caller revokes their helpers before it opens the lock.
+    ///
+    /// # Panics
+    /// If `len` is 0 or not a multiple of the granule.
+    pub fn allocate(&mut self, len: usize, usable: usize, align: usize, want: Want, revocable: bool) -> Option<Grant> {
+        assert!(len > 0 && len.is_multiple_of(self.granule) && usable <= len);
+        let align = align.max(self.granule);
+        let order: &[usize] = match want {
+            Want::Any => &[1, 2],
+            Want::Zeroes => &[2, 1],
+            Want::AddressSpace => &[],
+        };
+        let offset = order
+            .iter()
+            .find_map(|&index| self.fit_in_one(index, len, align))
+            .or_else(|| if order.is_empty() { None } else { self.fit_in_run(len, align, want, revocable) })
+            .or_else(|| self.fit_in_one(0, len, align))?;
+        let (pieces, marks) = self.cut_out(offset, len);
+        self.put(offset, Segment { len, state: State::InUse, marks, usable });
+        Some(Grant { offset, len, pieces, marks })
+    }
+
+    /// Removes all that is in `[offset, offset + len)`, for the caller to put something in its place. What remains of a segment
+    /// that was being zeroed is dirty.
+    fn cut_out(&mut self, offset: usize, len: usize) -> (Vec<Piece>, Marks) {
+        self.split_at(offset);
+        self.split_at(offset + len);
+        let (mut pieces, mut marks) = (Vec::new(), Marks::default());
+        let mut at = offset;
+        while at < offset + len {
+            let segment = self.take(at);
+            marks = marks.join(segment.marks);
+            pieces.push(Piece { offset: at, len: segment.len, state: segment.state });
+            at += segment.len;
+        }
+        for piece in &pieces {
+            if let State::Zeroing(helper) = piece.state {
+                self.return_to_dirty(offset, offset + len, helper);
+            }
+        }
+        (pieces, marks)
+    }
+
+    /// The parts of a revoked segment that were not allocated, on either side of the allocated range, are dirty again.
+    fn return_to_dirty(&mut self, start: usize, end: usize, helper: usize) {
+        let before = self.segments.range(..start).next_back().map(|(&at, &segment)| (at, segment));
+        let after = self.segments.get(&end).map(|&segment| (end, segment));
+        for (at, segment) in before.into_iter().chain(after) {
+            if segment.state == State::Zeroing(helper) {
+                self.take(at);
+                self.put_joined(at, Segment { state: State::Dirty, ..segment });
+            }
+        }
+    }
+
+    /// Takes back the span that begins at `offset`: its first `keep` bytes are retained, the rest is to be discarded.
+    /// Returns what is to be discarded, as offset and length.
+    ///
+    /// # Panics
+    /// If no span in use begins there.
+    pub fn release(&mut self, offset: usize, keep: usize) -> Option<(usize, usize)> {
+        assert!(self.in_use_at(offset).is_some());
+        let segment = self.take(offset);
+        let keep = keep.min(segment.len) & !(self.granule - 1);
+        let free = Segment { usable: 0, ..segment };
+        if keep < segment.len {
+            self.put(offset + keep, Segment { len: segment.len - keep, state: State::Discarding, ..free });
+        }
+        if keep > 0 {
+            self.put_joined(offset, Segment { len: keep, state: State::Dirty, ..free });
+        }
+        (keep < segment.len).then_some((offset + keep, segment.len - keep))
+    }
+
+    /// Undoes an allocation that could not be made accessible: every piece gets its state back.
+    pub fn undo(&mut self, grant: &Grant) {
+        let segment = self.take(grant.offset);
+        for piece in &grant.pieces {
+            let state = if let State::Zeroing(_) = piece.state { State::Dirty } else { piece.state };
+            self.put_joined(piece.offset, Segment { len: piece.len, state, marks: segment.marks, usable: 0 });
+        }
+    }
+
+    /// Makes the span at `offset` `len` bytes long where it is. Returns the pieces added; `None` if its neighbours are taken.
+    ///
+    /// # Panics
+    /// If no span in use begins there, or `len` is not more than it has.
+    pub fn grow(&mut self, offset: usize, len: usize, usable: usize, revocable: bool) -> Option<Vec<Piece>> {
+        let segment = self.in_use_at(offset).expect("a span in use begins here");
+        assert!(len > segment.len && len.is_multiple_of(self.granule));
+        let (end, wanted_end) = (offset + segment.len, offset.checked_add(len)?);
+        let mut at = end;
+        while at < wanted_end {
+            let next = self.segments.get(&at)?;
+            if !Self::usable_for(next.state, Want::Any, revocable) {
+                return None;
+            }
+            at += next.len;
+        }
+        self.take(offset);
+        let (pieces, marks) = self.cut_out(end, wanted_end - end);
+        self.put(offset, Segment { len, state: State::InUse, marks: segment.marks.join(marks), usable });
+        Some(pieces)
+    }
+
+    /// Makes the span at `offset` `len` bytes long, no longer than it is, of which `usable` may be used. As with
+    /// [`SpanMap::release`], the first `keep` bytes of what is cut off are retained and the rest is to be discarded.
+    ///
+    /// # Panics
+    /// If no span in use begins there.
+    pub fn shrink(&mut self, offset: usize, len: usize, usable: usize, keep: usize) -> Option<(usize, usize)> {
+        let segment = self.in_use_at(offset).expect("a span in use begins here");
+        assert!(len > 0 && len <= segment.len && usable <= len);
+        self.take(offset);
+        self.put(offset, Segment { len, usable, ..segment });
+        if len == segment.len {
+            return None;
+        }
+        self.put(offset + len, Segment { len: segment.len - len, usable: 0, ..segment });
+        self.release(offset + len, keep)
+    }
+
+    /// Sets marks on the span that `offset` lies in.
+    pub fn mark(&mut self, offset: usize, marks: Marks) {
+        if let Some((start, segment)) = self.segment_of(offset) {
+            self.take(start);
+            self.put(start, Segment { marks: segment.marks.join(marks), ..segment });
+        }
+    }
+
+    /// Takes up to `most` bytes of dirty memory to be zeroed by `helper`. Returns offset and length.
+    pub fn begin_zeroing(&mut self, most: usize, helper: usize) -> Option<(usize, usize)> {
+        let most = (most & !(self.granule - 1)).max(self.granule);
+        let &(size, offset) = self.available[1].iter().next_back()?;
+        let len = size.min(most);
+        self.split_at(offset + len);
+        let segment = self.take(offset);
+        self.put(offset, Segment { state: State::Zeroing(helper), ..segment });
+        Some((offset, len))
+    }
+
+    /// Says that the helper has zeroed what it took at `offset`. Returns false if it was revoked meanwhile.
+    pub fn finish_zeroing(&mut self, offset: usize, helper: usize, whole: bool) -> bool {
+        match self.segments.get(&offset) {
+            Some(segment) if segment.state == State::Zeroing(helper) => {
+                let segment = self.take(offset);
+                let state = if whole { State::Zeroed } else { State::Dirty };
+                self.put_joined(offset, Segment { state, ..segment });
+                whole
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes about `most` bytes of retained memory to be discarded, from the end of the zone so that what stays is packed low.
+    /// Returns offset and length of one piece; `None` when nothing is retained.
+    pub fn begin_discard(&mut self, most: usize) -> Option<(usize, usize)> {
+        let most = (most & !(self.granule - 1)).max(self.granule);
+        let (start, segment) = self
+            .segments
+            .iter()
+            .rev()
+            .map(|(&offset, &segment)| (offset, segment))
+            .find(|(_, segment)| matches!(segment.state, State::Dirty | State::Zeroed))?;
+        let len = segment.len.min(most);
+        let offset = start + segment.len - len;
+        self.split_at(offset);
+        let segment = self.take(offset);
+        self.put(offset, Segment { state: State::Discarding, ..segment });
+        Some((offset, len))
+    }
+
+    /// The marks of what is being discarded at `offset`.
+    ///
+    /// # Panics
+    /// If nothing is being discarded there.
+    pub fn discarding_marks(&self, offset: usize) -> Marks {
+        let segment = self.segments[&offset];
+        assert_eq!(segment.state, State::Discarding);
+        segment.marks
+    }
+
+    /// Says that the `len` bytes at `offset` are address space again; with `remapped`, by a fresh mapping.
+    ///
+    /// # Panics
+    /// If they were not being discarded.
+    pub fn finish_discard(&mut self, offset: usize, len: usize, remapped: bool) {
+        let segment = self.take(offset);
+        assert!(segment.state == State::Discarding && segment.len == len);
+        let marks = if remapped { Marks::default() } else { segment.marks };
+        self.put_joined(offset, Segment { state: State::Reserved, marks, ..segment });
+    }
+
+    /// In a forked child: what its parent wiped (`wiped`) is address space; whatever else a helper of the parent was at is dirty.
+    pub fn after_fork(&mut self, wiped: impl Fn(&Segment) -> bool) {
+        let backed: Vec<(usize, Segment)> = self.backed().collect();
+        for (offset, segment) in backed {
+            let state = match segment.state {
+                _ if wiped(&segment) => State::Reserved,
+                State::Zeroed => State::Zeroed,
+                _ => State::Dirty,
+            };
+            // Taking the old one may have been done by a join with its neighbour.
+            if self.segments.get(&offset).is_some_and(|now| now.state == segment.state && now.len == segment.len) {
+                self.take(offset);
+                self.put_joined(offset, Segment { state, ..segment });
+            }
+        }
+    }
+
+    /// Checks all that must hold; for tests.
+    ///
+    /// # Panics
+    /// If something does not.
+    #[cfg(test)]
+    pub fn check(&self) {
+        let mut at = 0;
+        let mut sum = ZoneBytes::default();
+        let mut indexed = 0;
+        for (&offset, segment) in &self.segments {
+            assert_eq!(offset, at, "a gap or an overlap");
+            assert!(segment.len > 0 && segment.len.is_multiple_of(self.granule));
+            assert!(segment.usable <= segment.len && (segment.usable == 0 || segment.state == State::InUse));
+            match segment.state {
+                State::Reserved => sum.reserved += segment.len as u64,
+                State::InUse => sum.in_use += segment.len as u64,
+                State::Zeroed => sum.retained_zeroed += segment.len as u64,
+                _ => sum.retained_dirty += segment.len as u64,
+            }
+            if let Some(index) = Self::index(segment.state) {
+                assert!(self.available[index].contains(&(segment.len, offset)));
+                indexed += 1;
+            }
+            at += segment.len;
+        }
+        assert_eq!((at, sum, sum.total()), (self.len, self.bytes, self.len as u64));
+        assert_eq!(indexed, self.available.iter().map(BTreeSet::len).sum::<usize>());
+        let discarding: usize = self
+            .segments
+            .values()
+            .filter(|segment| segment.state == State::Discarding)
+            .map(|segment| segment.len)
+            .sum();
+        assert_eq!(discarding, self.discarding);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const G: usize = 4096;
+
+    fn map() -> SpanMap {
+        SpanMap::new(64 * G, G)
+    }
+
+    fn allocate(map: &mut SpanMap, granules: usize, want: Want) -> Grant {
+        let grant = map.allocate(granules * G, granules * G, 1, want, true).unwrap();
+        map.check();
+        grant
+    }
+
+    #[test]
+    fn retained_memory_is_used_before_address_space() {
+        let mut map = map();
+        let first = allocate(&mut map, 8, Want::Any);
+        assert_eq!(first.pieces, [Piece { offset: 0, len: 8 * G, state: State::Reserved }]);
+        map.release(first.offset, usize::MAX);
+        let again = allocate(&mut map, 8, Want::Any);
+        assert_eq!(again.pieces, [Piece { offset: 0, len: 8 * G, state: State::Dirty }]);
+    }
+
+    #[test]
+    fn zeroes_come_from_zeroed_memory_and_the_rest_from_dirty() {
+        let mut map = map();
+        let (a, b) = (allocate(&mut map, 4, Want::Any), allocate(&mut map, 4, Want::Any));
+        let gap = allocate(&mut map, 1, Want::Any);
+        map.release(a.offset, usize::MAX);
+        let (offset, len) = map.begin_zeroing(usize::MAX, 3).unwrap();
+        assert!(map.finish_zeroing(offset, 3, true));
+        map.release(b.offset, usize::MAX);
+        assert_eq!((offset, len), (a.offset, 4 * G));
+        assert_eq!(allocate(&mut map, 4, Want::Any).pieces[0].state, State::Dirty);
+        assert_eq!(allocate(&mut map, 4, Want::Zeroes).pieces[0].state, State::Zeroed);
+        assert!(map.in_use_at(gap.offset).is_some());
+    }
+
+    #[test]
+    fn a_span_can_be_put_together_from_retained_and_reserved_memory() {
+        let mut map = map();
+        let small = allocate(&mut map, 4, Want::Any);
+        map.release(small.offset, usize::MAX);
+        let large = allocate(&mut map, 10, Want::Any);
+        let states: Vec<State> = large.pieces.iter().map(|piece| piece.state).collect();
+        assert_eq!((large.offset, states), (0, vec![State::Dirty, State::Reserved]));
+    }
+
+    #[test]
+    fn memory_that_is_being_zeroed_is_taken_from_its_helper() {
+        let mut map = map();
+        let span = allocate(&mut map, 8, Want::Any);
+        map.release(span.offset, usize::MAX);
+        map.begin_zeroing(4 * G, 0).unwrap();
+        let grant = allocate(&mut map, 6, Want::Zeroes);
+        assert_eq!(grant.pieces[0], Piece { offset: 0, len: 4 * G, state: State::Zeroing(0) });
+        assert!(!map.finish_zeroing(0, 0, true), "the helper was revoked");
+        map.check();
+        // Where helpers can't be revoked, it is left alone.
+        let mut map = SpanMap::new(64 * G, G);
+        let span = map.allocate(8 * G, 8 * G, 1, Want::Any, false).unwrap();
+        map.release(span.offset, usize::MAX);
+        map.begin_zeroing(8 * G, 0).unwrap();
+        assert_eq!(map.allocate(6 * G, 6 * G, 1, Want::Zeroes, false).unwrap().pieces[0].state, State::Reserved);
+    }
+
+    #[test]
+    fn memory_that_is_being_discarded_is_never_handed_out() {
+        let mut map = SpanMap::new(8 * G, G);
+        let span = allocate(&mut map, 8, Want::Any);
+        assert_eq!(map.release(span.offset, 2 * G), Some((2 * G, 6 * G)));
+        assert_eq!(map.allocate(3 * G, 3 * G, 1, Want::Any, true), None);
+        map.finish_discard(2 * G, 6 * G, false);
+        map.check();
+        assert!(map.allocate(8 * G, 8 * G, 1, Want::Any, true).is_some());
+    }
+
+    #[test]
+    fn what_cannot_be_made_accessible_is_undone() {
+        let mut map = map();
+        let span = allocate(&mut map, 4, Want::Any);
+        map.release(span.offset, usize::MAX);
+        let before = map.bytes();
+        let grant = allocate(&mut map, 8, Want::Any);
+        map.undo(&grant);
+        map.check();
+        assert_eq!(map.bytes(), before);
+    }
+
+    #[test]
+    fn alignment_up_to_the_zone() {
+        let mut map = SpanMap::new(1024 * G, G);
+        allocate(&mut map, 1, Want::Any);
+        let grant = map.allocate(G, G, 256 * G, Want::Any, true).unwrap();
+        assert_eq!(grant.offset, 256 * G);
+        map.check();
+    }
+
+    /// What the model remembers of a span: where, how long.
+    #[derive(Debug, Clone)]
+    enum Step {
+        Allocate(usize, u32, bool),
+        Release(usize, usize),
+        Grow(usize, usize),
+        Shrink(usize, usize, usize),
+        BeginZeroing(usize),
+        FinishZeroing(bool),
+        BeginDiscard(usize),
+        FinishDiscard(usize, bool),
+        Fork,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            4 => (1usize..20, 0u32..6, any::<bool>()).prop_map(|(len, align, zero)| Step::Allocate(len, align, zero)),
+            3 => (any::<usize>(), 0usize..20).prop_map(|(which, keep)| Step::Release(which, keep)),
+            1 => (any::<usize>(), 1usize..20).prop_map(|(which, more)| Step::Grow(which, more)),
+            1 => (any::<usize>(), 1usize..20, 0usize..20).prop_map(|(which, len, keep)| Step::Shrink(which, len, keep)),
+            2 => (1usize..20).prop_map(Step::BeginZeroing),
+            2 => any::<bool>().prop_map(Step::FinishZeroing),
+            1 => (1usize..20).prop_map(Step::BeginDiscard),
+            2 => (any::<usize>(), any::<bool>()).prop_map(|(which, remapped)| Step::FinishDiscard(which, remapped)),
+            1 => Just(Step::Fork),
+        ];
+        prop::collection::vec(step, 1..200)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+        /// Against a model with one state a granule: spans never overlap, contents are what the states say, sums add up.
+        #[test]
+        fn any_sequence_agrees_with_a_model(steps in steps()) {
+            let granules = 128;
+            let mut map = SpanMap::new(granules * G, G);
+            // The model's memory: None for reserved (reads as zero), Some(true) for zero pages, Some(false) for unknown contents.
+            let mut memory: Vec<Option<bool>> = vec![None; granules];
+            let mut spans: Vec<(usize, usize)> = Vec::new();
+            let mut zeroing: Option<(usize, usize)> = None;
+            let mut discards: Vec<(usize, usize)> = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Allocate(len, align, zero) => {
+                        let want = if zero { Want::Zeroes } else { Want::Any };
+                        if let Some(grant) = map.allocate(len * G, len * G, G << align, want, true) {
+                            prop_assert_eq!(grant.offset % (G << align), 0);
+                            let (start, end) = (grant.offset / G, grant.offset / G + len);
+                            prop_assert!(spans.iter().all(|&(at, n)| end <= at || at + n <= start), "overlaps a span in use");
+                            prop_assert!(discards.iter().all(|&(at, n)| end <= at || at + n <= start), "overlaps a discard");
+                            let mut at = start;
+                            for piece in &grant.pieces {
+                                prop_assert_eq!(piece.offset, at * G);
+                                for granule in at..at + piece.len / G {
+                                    match piece.state {
+                                        State::Reserved => prop_assert_eq!(memory[granule], None),
+                                        State::Zeroed => prop_assert_eq!(memory[granule], Some(true)),
+                                        State::Dirty | State::Zeroing(_) => prop_assert!(memory[granule].is_some()),
+                                        State::InUse | State::Discarding => prop_assert!(false, "handed out"),
+                                    }
+                                }
+                                if let State::Zeroing(_) = piece.state { zeroing = None; }
+                                at += piece.len / G;
+                            }
+                            prop_assert_eq!(at, end);
+                            memory[start..end].fill(Some(false));
+                            spans.push((start, len));
+                        }
+                    }
+                    Step::Release(which, keep) if !spans.is_empty() => {
+                        let (start, len) = spans.swap_remove(which % spans.len());
+                        if let Some((offset, bytes)) = map.release(start * G, keep * G) {
+                            prop_assert_eq!(offset / G + bytes / G, start + len);
+                            discards.push((offset / G, bytes / G));
+                        }
+                    }
+                    Step::Grow(which, more) if !spans.is_empty() => {
+                        let index = which % spans.len();
+                        let (start, len) = spans[index];
+                        if let Some(pieces) = map.grow(start * G, (len + more) * G, (len + more) * G, true) {
+                            prop_assert!(spans.iter().enumerate().all(|(other, &(at, n))| other == index || start + len + more <= at || at + n <= start));
+                            if pieces.iter().any(|piece| matches!(piece.state, State::Zeroing(_))) { zeroing = None; }
+                            memory[start + len..start + len + more].fill(Some(false));
+                            spans[index].1 = len + more;
+                        }
+                    }
+                    Step::Shrink(which, to, keep) if !spans.is_empty() => {
+                        let index = which % spans.len();
+                        let (start, len) = spans[index];
+                        let to = to.min(len);
+                        if let Some((offset, bytes)) = map.shrink(start * G, to * G, to * G, keep * G) {
+                            discards.push((offset / G, bytes / G));
+                        }
+                        spans[index].1 = to;
+                    }
+                    Step::BeginZeroing(most) if zeroing.is_none() => {
+                        zeroing = map.begin_zeroing(most * G, 7).map(|(offset, len)| (offset / G, len / G));
+                    }
+                    Step::FinishZeroing(whole) => {
+                        if let Some((start, len)) = zeroing.take() {
+                            prop_assert_eq!(map.finish_zeroing(start * G, 7, whole), whole);
+                            if whole { memory[start..start + len].fill(Some(true)); }
+                        }
+                    }
+                    Step::BeginDiscard(most) => {
+                        if let Some((offset, len)) = map.begin_discard(most * G) {
+                            discards.push((offset / G, len / G));
+                        }
+                    }
+                    Step::FinishDiscard(which, remapped) if !discards.is_empty() => {
+                        let (start, len) = discards.swap_remove(which % discards.len());
+                        map.finish_discard(start * G, len * G, remapped);
+                        memory[start..start + len].fill(None);
+                    }
+                    Step::Fork => {
+                        let wiped: Vec<(usize, usize)> = map.backed().map(|(offset, segment)| (offset / G, segment.len / G)).collect();
+                        map.after_fork(|_| true);
+                        for (start, len) in wiped { memory[start..start + len].fill(None); }
+                        (zeroing, discards) = (None, Vec::new());
+                        prop_assert_eq!(map.retained() + map.discarding(), 0);
+                    }
+                    _ => {}
+                }
+                map.check();
+            }
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! What users of a region rely on.
+
+use super::*;
+use crate::sys::procfs;
+use std::time::{Duration, Instant};
+
+const MIB: usize = 1 << 20;
+
+fn region(change: impl FnOnce(&mut Options)) -> Region {
+    let mut options = Options::default();
+    change(&mut options);
+    Region::new(options).unwrap()
+}
+
+fn bytes(pointer: NonNull<u8>, len: usize) -> &'static mut [u8] {
+    // SAFETY: the tests' own spans, used by one thread at a time and not behind their end.
+    unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), len) }
+}
+
+fn free(region: &Region, pointer: NonNull<u8>) {
+    // SAFETY: the test does not use the span again.
+    unsafe { region.free(pointer).unwrap() };
+}
+
+fn balanced(region: &Region) {
+    let total: u64 = region.snapshot().zones.iter().map(|zone| zone.total()).sum();
+    assert!(total > 0 && total <= region.range().len as u64);
+}
+
+fn eventually(what: &str, limit: Duration, mut reached: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !reached() {
+        assert!(begin.elapsed() < limit, "not within {limit:?}: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn spans_have_the_size_and_alignment_that_was_asked_for() {
+    let region = region(|_| {});
+    for shift in [12, 16, 21, 25, 30] {
+        for size in [1, 4096, MIB, 2 * MIB - 1, 2 * MIB + 1, 33 * MIB] {
+            let span = region.allocate(size, 1 << shift).unwrap();
+            assert_eq!(span.as_ptr() as usize % (1 << shift), 0);
+            assert!(size < 2 * MIB || (span.as_ptr() as usize).is_multiple_of(HUGE_PAGE_SIZE));
+            assert!(region.usable_size(span).unwrap() >= size);
+            bytes(span, size)[size - 1] = 1;
+            free(&region, span);
+        }
+    }
+    balanced(&region);
+    assert_eq!(region.allocate(0, 1), Err(AllocateError::Unsupported { size: 0, align: 1 }));
+    assert!(region.allocate(1, 3).is_err() && region.allocate(1, 2 * MAX_ALIGN).is_err());
+    assert!(region.allocate(usize::MAX, 1).is_err() && region.allocate(1 << 60, 1).is_err());
+}
+
+#[test]
+fn zeroed_spans_are_zero_whatever_was_there_before() {
+    for zero in [false, true] {
+        let region = region(|options| options.zero = zero);
+        for round in 0..30usize {
+            let size = (round % 7 + 1) * 5 * MIB + 4096 * round;
+            let span = region.allocate_zeroed(size, 1).unwrap();
+            assert!(bytes(span, size).iter().all(|&byte| byte == 0), "round {round}");
+            bytes(span, size).fill(0xff);
+            free(&region, span);
+            if round % 5 == 0 {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        balanced(&region);
+    }
+}
+
+#[test]
+fn a_freed_span_is_reused_with_its_pages() {
+    let region = region(|_| {});
+    let first = region.allocate(64 * MIB, 1).unwrap();
+    bytes(first, 64 * MIB).fill(1);
+    free(&region, first);
+    let second = region.allocate(64 * MIB, 1).unwrap();
+    assert_eq!(first, second);
+    assert_eq!(region.snapshot().counter("reused_bytes"), 64 << 20);
+    free(&region, second);
+}
+
+#[test]
+fn zeroing_in_the_background_is_not_repeated_by_the_caller() {
+    let region = region(|_| {});
+    let mut skipped = 0;
+    for _ in 0..20 {
+        let span = region.allocate_zeroed(32 * MIB, 1).unwrap();
+        bytes(span, 32 * MIB).fill(7);
+        free(&region, span);
+        std::thread::sleep(Duration::from_millis(50));
+        skipped = region.snapshot().counter("zeroing_skipped_bytes");
+    }
+    assert!(skipped >= 100 << 20, "{skipped} of 640 MiB");
+}
+
+#[test]
+fn pages_of_a_sparse_table_stay_unbacked_when_it_is_reused() {
+    let region = region(|options| options.huge_pages = false);
+    let size = 512 * MIB;
+    let resident = || procfs::resident_bytes().unwrap();
+    let mut before = resident();
+    for round in 0..4 {
+        let table = region.allocate_zeroed(size, 1).unwrap();
+        for place in (0..size).step_by(64 << 10) {
+            assert_eq!(bytes(table, size)[place], 0);
+            bytes(table, size)[place] = 9;
+        }
+        if round == 0 {
+            before = resident();
+        }
+        free(&region, table);
+    }
+    // Other tests of this process allocate too, so only the order of magnitude counts.
+    assert!(resident() < before + 300 * MIB, "{before} -> {}", resident());
+}
+
+#[test]
+fn wrong_pointers_are_told_apart() {
+    let region = region(|_| {});
+    let span = region.allocate(4 * MIB, 1).unwrap();
+    let inside = NonNull::new(span.as_ptr().wrapping_add(4096)).unwrap();
+    let address = span.as_ptr() as usize;
+    // SAFETY: none of these is accepted.
+    unsafe {
+        assert_eq!(region.free(inside), Err(PointerError::Inside { address: address + 4096, start: address }));
+        assert_eq!(region.free(NonNull::dangling()), Err(PointerError::Foreign(1)));
+        region.free(span).unwrap();
+        assert_eq!(region.free(span), Err(PointerError::NotInUse(address)));
+    }
+    assert_eq!(region.usable_size(span), Err(PointerError::NotInUse(address)));
+    balanced(&region);
+}
+
+#[test]
+fn without_retention_memory_is_back_when_free_returns() {
+    let region = region(|options| options.retain = Some(0));
+    let span = region.allocate(512 * MIB, 1).unwrap();
+    bytes(span, 512 * MIB).fill(1);
+    let before = procfs::resident_bytes().unwrap();
+    free(&region, span);
+    assert!(procfs::resident_bytes().unwrap() + 300 * MIB < before);
+    let states = region.snapshot().bytes();
+    assert_eq!(states.in_use, 0);
+    eventually("everything is reserved again", Duration::from_secs(5), || {
+        let states = region.snapshot().bytes();
+        states.reserved == states.total()
+    });
+}
+
+#[test]
+fn retained_memory_decays_without_a_call() {
+    let region = region(|options| options.decay = Duration::from_millis(400));
+    let span = region.allocate(256 * MIB, 1).unwrap();
+    bytes(span, 256 * MIB).fill(1);
+    free(&region, span);
+    assert_eq!(region.snapshot().bytes().retained_dirty, 256 << 20);
+    eventually("it is reserved again", Duration::from_secs(20), || {
+        let states = region.snapshot().bytes();
+        states.reserved == states.total()
+    });
+    assert!(region.snapshot().counter("decayed_bytes") >= 256 << 20);
+}
+
+#[test]
+fn retention_does_not_raise_the_peak() {
+    let region = region(|_| {});
+    // Each span is a little larger than the last, so that none fits where the one before was.
+    let mut most = 0;
+    for step in 0..40 {
+        let size = 64 * MIB + step * 2 * MIB;
+        let span = region.allocate(size, 1).unwrap();
+        bytes(span, size).fill(1);
+        let states = region.snapshot().bytes();
+        most = most.max(states.in_use + states.retained_dirty + states.retained_zeroed);
+        free(&region, span);
+    }
+    assert!(most <= 2 * (142 << 20), "{} MiB backed", most >> 20);
+}
+
+#[test]
+fn resizing_keeps_contents_in_place_and_moved() {
+    let region = region(|_| {});
+    let mut span = region.allocate(3 * MIB, 1).unwrap();
+    let mut size = 3 * MIB;
+    bytes(span, size).iter_mut().enumerate().for_each(|(index, byte)| *byte = (index / 4096) as u8);
+    // The second span stands in the way, so that the first growth has to move.
+    let wall = region.allocate(2 * MIB, 1).unwrap();
+    for to in [5 * MIB, 40 * MIB, 300 * MIB, 7 * MIB, MIB, 4096, 9 * MIB, 2 * MIB] {
+        // SAFETY: the test uses the new span only.
+        span = unsafe { region.resize(span, to).unwrap() };
+        let kept = size.min(to).min(4096);
+        assert!(bytes(span, kept).iter().all(|&byte| byte == 0));
+        assert!(region.usable_size(span).unwrap() >= to);
+        for page in 0..size.min(to).min(3 * MIB) / 4096 {
+            assert_eq!(bytes(span, to)[page * 4096], page as u8, "page {page} after resizing to {to}");
+        }
+        for page in 0..to / 4096 {
+            bytes(span, to)[page * 4096] = page as u8;
+        }
+        size = to;
+        balanced(&region);
+    }
+    assert!(region.snapshot().counter("moved_bytes") > 0 && region.snapshot().counter("grown_in_place_bytes") > 0);
+    free(&region, span);
+    free(&region, wall);
+    let wrong = NonNull::<u8>::dangling();
+    // SAFETY: a foreign pointer is refused.
+    assert_eq!(unsafe { region.resize(wrong, MIB) }, Err(ResizeError::Pointer(PointerError::Foreign(1))));
+}
+
+#[test]
+fn moved_spans_do_not_use_up_the_mappings() {
+    let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+    let region = region(|_| {});
+    let before = mappings();
+    for _ in 0..300 {
+        let span = region.allocate(4 * MIB, 1).unwrap();
+        let wall = region.allocate(2 * MIB, 1).unwrap();
+        // SAFETY: the test uses the new span only.
+        let span = unsafe { region.resize(span, 12 * MIB).unwrap() };
+        bytes(span, 12 * MIB)[11 * MIB] = 1;
+        free(&region, wall);
+        free(&region, span);
+    }
+    region.trim();
+    eventually("no moved mapping is left", Duration::from_secs(5), || mappings() < before + 60);
+}
+
+#[test]
+fn a_full_arena_is_an_error_and_recovers() {
+    let region = region(|_| {});
+    let half = region.range().len / 2;
+    // Address space only: nothing is touched.
+    let first = region.allocate(half, 1).unwrap();
+    assert_eq!(region.allocate(half, 1), Err(AllocateError::OutOfMemory { size: half }));
+    free(&region, first);
+    region.trim();
+    eventually("it fits again", Duration::from_secs(10), || match region.allocate(half, 1) {
+        Ok(span) => {
+            free(&region, span);
+            true
+        }
+        Err(_) => false,
+    });
+}
+
+#[test]
+fn guards_stand_behind_every_span() {
+    let region = region(|options| options.guards = true);
+    for size in [MIB, 2 * MIB, 3 * MIB + 4096] {
+        let span = region.allocate(size, 1).unwrap();
+        bytes(span, size).fill(1);
+        // SAFETY: the child only writes and exits; the write is meant to fail.
+        let status = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::signal(libc::SIGSEGV, libc::SIG_DFL);
+                span.as_ptr().add(size).write_volatile(1);
+                libc::_exit(0);
+            }
+            let mut status = 0;
+            libc::waitpid(child, &mut status, 0);
+            status
+        };
+        if crate::sys::memory::map(4096, crate::sys::memory::Protection::None).is_ok()
+            && region.core().len_in(region.place(span).unwrap().0, size) > Some(size)
+        {
+            assert!(libc::WIFSIGNALED(status), "a write behind {size} bytes went through");
+        }
+        free(&region, span);
+        let again = region.allocate(size + 8192, 1).unwrap();
+        bytes(again, size + 8192).fill(2);
+        free(&region, again);
+    }
+}
+
+#[test]
+fn an_altered_span_is_never_reused_as_it_is() {
+    let region = region(|_| {});
+    let span = region.allocate(8 * MIB, 1).unwrap();
+    bytes(span, 8 * MIB).fill(1);
+    // SAFETY: the span's own pages.
+    unsafe { libc::mprotect(span.as_ptr().cast(), 8 * MIB, libc::PROT_READ) };
+    region.mark_altered(span.as_ptr() as usize, 8 * MIB);
+    free(&region, span);
+    assert_eq!(region.snapshot().bytes().retained_dirty, region.core().discarding() as u64);
+    for _ in 0..20 {
+        let span = region.allocate(8 * MIB, 1).unwrap();
+        bytes(span, 8 * MIB).fill(2);
+        free(&region, span);
+    }
+}
+
+#[test]
+fn eight_nodes_have_zones_of_their_own() {
+    let region = Region::with(Options::default(), sched::affinity().unwrap(), Topology::uniform(8, 1)).unwrap();
+    assert_eq!(region.snapshot().zones.len(), 16);
+    let spans: Vec<_> = (0..64).map(|step| region.allocate((step % 5 + 1) * MIB, 1).unwrap()).collect();
+    balanced(&region);
+    spans.into_iter().for_each(|span| free(&region, span));
+    balanced(&region);
+}
+
+#[test]
+fn dropping_a_region_ends_its_helpers() {
+    let region = region(|_| {});
+    let span = region.allocate(128 * MIB, 1).unwrap();
+    bytes(span, 128 * MIB).fill(1);
+    free(&region, span);
+    let range = region.range();
+    drop(region);
+    assert!(!std::fs::read_to_string("/proc/self/maps").unwrap().contains(&format!("{:x}-", range.start)));
+}
+
+/// Threads that allocate, check, resize and free at random; the bytes that each wrote are still there when it looks again.
+#[test]
+fn a_storm_loses_no_byte() {
+    let region = region(|options| options.decay = Duration::from_millis(50));
+    let steps = if cfg!(debug_assertions) { 300 } else { 3000 };
+    std::thread::scope(|scope| {
+        for thread in 0..8u64 {
+            let region = &region;
+            scope.spawn(move || {
+                let mut seed = thread + 1;
+                let mut random = move || {
+                    seed ^= seed << 13;
+                    seed ^= seed >> 7;
+                    seed ^= seed << 17;
+                    seed as usize
+                };
+                let mut held: Vec<(NonNull<u8>, usize, u8)> = Vec::new();
+                let check = |span: NonNull<u8>, size: usize, mark: u8| {
+                    for place in (0..size).step_by(4096) {
+                        assert_eq!(bytes(span, size)[place], mark, "thread {thread}");
+                    }
+                };
+                for step in 0..steps {
+                    let size = (random() % 1000 + 1) * 8192;
+                    let mark = (step % 255) as u8 + 1;
+                    match random() % 4 {
+                        0 | 1 if held.len() < 8 => {
+                            let zeroed = random() % 2 == 0;
+                            let span = if zeroed { region.allocate_zeroed(size, 1) } else { region.allocate(size, 1) }
+                                .unwrap();
+                            if zeroed {
+                                check(span, size, 0);
+                            }
+                            bytes(span, size).iter_mut().step_by(4096).for_each(|byte| *byte = mark);
+                            held.push((span, size, mark));
+                        }
+                        2 if !held.is_empty() => {
+                            let which = random() % held.len();
+                            let (span, old, mark) = held[which];
+                            // SAFETY: the span is this thread's.
+                            let span = unsafe { region.resize(span, size).unwrap() };
+                            check(span, old.min(size), mark);
+                            bytes(span, size).iter_mut().step_by(4096).for_each(|byte| *byte = mark);
+                            held[which] = (span, size, mark);
+                        }
+                        _ if !held.is_empty() => {
+                            let (span, size, mark) = held.swap_remove(random() % held.len());
+                            check(span, size, mark);
+                            free(region, span);
+                        }
+                        _ => {}
+                    }
+                }
+                held.into_iter().for_each(|(span, size, mark)| {
+                    check(span, size, mark);
+                    free(region, span);
+                });
+            });
+        }
+    });
+    balanced(&region);
+    assert_eq!(region.snapshot().bytes().in_use, 0);
+}
