@@ -1,1 +1,50 @@
-//! bench
+//! Side-by-side benchmarks behind `pagecrew bench` and the real programs behind `pagecrew demo`.
+//!
+//! Whatever is measured runs as an unmodified program in a process of its own, once with Pagecrew's preload library and once
+//! with what a user would have instead. Small workloads are this very binary, executed again as `pagecrew bench-worker`.
+//!
+//! - `figures`, `row`, `report`: medians, one comparison, and how comparisons are printed.
+//! - `contestant`, `program`, `contest`: which malloc, one measured process, and taking turns.
+//! - `machine`, `python`: what this machine has room for and has installed.
+//! - `worker`: the measured programs.
+//! - `cases`: `free`, `alloc` and `polite`.
+//! - `demo`: real programs with and without Pagecrew.
+
+mod cases;
+mod contest;
+mod contestant;
+mod demo;
+mod figures;
+mod machine;
+mod program;
+mod python;
+mod report;
+mod row;
+mod worker;
+
+pub use cases::NAMES;
+
+/// Runs the benches called `names`, or all of them where none is named, and prints one comparison a line. With `quick`, sizes
+/// and repetitions are cut so that everything takes a few minutes; with `json`, each line is an object.
+///
+/// # Errors
+/// If a name is unknown, the preload library can't be found, or a measured program fails.
+pub fn bench(names: &[String], quick: bool, json: bool) -> anyhow::Result<()> {
+    cases::run(names, quick, json)
+}
+
+/// Runs real programs with and without Pagecrew and prints what changed. What is not installed is named and left out.
+///
+/// # Errors
+/// If the preload library can't be found, a program fails, or its results differ.
+pub fn demo(json: bool) -> anyhow::Result<()> {
+    demo::run(json)
+}
+
+/// The measured side of a bench: what the hidden command `pagecrew bench-worker` does.
+///
+/// # Errors
+/// If the arguments are not a worker's, or if memory can't be had.
+pub fn worker(args: &[String]) -> anyhow::Result<()> {
+    worker::run(args)
+}

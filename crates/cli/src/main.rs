@@ -1,2 +1,77 @@
-//! The `pagecrew` command.
-fn main() {}
+//! The `pagecrew` command: a thin shell, one module a subcommand.
+
+mod dispatch;
+mod doctor;
+mod failure;
+mod figures;
+mod inspect;
+mod output;
+mod preload;
+mod published;
+mod run;
+mod signals;
+mod stats;
+
+use clap::{Parser, Subcommand};
+use failure::Failure;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  pagecrew run redis-server redis.conf   run a program with faster large memory
+  pagecrew run --stats python3 job.py    the same, and say at the end what was gained
+  pagecrew stats                         the processes that run under pagecrew now
+  pagecrew doctor                        what this kernel and this user allow
+  pagecrew bench free --quick            measure on this machine
+
+Exit status: 0 done, 1 failed, 2 wrong usage, 3 not possible on this kernel or with these permissions. \
+`pagecrew run` passes on the program's own exit status or signal.";
+
+/// Takes memory work off a program's critical path: large frees return at once, large allocations come back already zeroed,
+/// and spare CPU does the work in the background.
+#[derive(Parser)]
+#[command(name = "pagecrew", version, after_help = EXAMPLES, arg_required_else_help = true, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(run::Arguments),
+    Stats(stats::Arguments),
+    Doctor(doctor::Arguments),
+    Bench(dispatch::BenchArguments),
+    Demo(dispatch::DemoArguments),
+    #[command(hide = true)]
+    BenchWorker(dispatch::WorkerArguments),
+}
+
+fn main() -> ExitCode {
+    signals::end_quietly_on_a_closed_pipe();
+    failure::report_panics_in_one_line();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return failure::wrong_usage(&error),
+    };
+    let result = match arguments.command {
+        Command::Run(arguments) => run::run(arguments),
+        Command::Stats(arguments) => stats::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Bench(arguments) => dispatch::bench(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Demo(arguments) => dispatch::demo(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::BenchWorker(arguments) => dispatch::worker(&arguments).map(|()| ExitCode::SUCCESS),
+    };
+    result.unwrap_or_else(Failure::report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Arguments::command().debug_assert();
+    }
+}

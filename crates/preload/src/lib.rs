@@ -1,1 +1,16 @@
-//! preload
+//! The malloc family and the exit hooks over the pagecrew library, for `LD_PRELOAD`: a thin shell.
+//!
+//! Requests at and above a threshold come from a [`Region`](pagecrew::region::Region); smaller ones stay with the program's own
+//! malloc. Whether a pointer is ours is one comparison with the arena's range.
+
+mod exit;
+mod fork;
+mod heap;
+mod kernel;
+mod malloc;
+mod next;
+mod state;
+
+/// Everything that this library allocates for itself.
+#[global_allocator]
+static HEAP: heap::Heap = heap::Heap::new();

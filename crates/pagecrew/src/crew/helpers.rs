@@ -6,12 +6,12 @@ use super::operation::{Bypass, OPERATIONS, Operation};
 use crate::stats::{Counters, StatsPage};
 use crate::sys::memory::Range;
 use crate::sys::sched::{self, Class, CpuSet};
+use crate::sys::thread::{self, Thread};
 use crate::sys::topology::Topology;
-use crate::sys::{cgroup, clock, membarrier, rseq, thread};
+use crate::sys::{cgroup, clock, membarrier, rseq};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Jobs that can be open at a time. More than that are done by whoever brings them.
@@ -107,7 +107,7 @@ struct Roster {
     stop: bool,
     /// A thread could not be started; not tried again before this time.
     retry_ns: u64,
-    handles: [Option<JoinHandle<()>>; MAX_HELPERS],
+    handles: [Option<Thread>; MAX_HELPERS],
 }
 
 struct Place {
@@ -554,8 +554,10 @@ impl<E: Employer> Crew<E> {
         let crew = Crew { shared: self.shared.clone(), owner: false };
         match thread::spawn(format!("pagecrew/{number}"), move || crew.help(number)) {
             Ok(handle) => {
-                // A former helper of this number has ended or is about to; its handle is let go here.
-                roster.handles[number] = Some(handle);
+                // A former helper of this number has ended or is about to.
+                if let Some(former) = roster.handles[number].replace(handle) {
+                    former.detach();
+                }
                 roster.alive += 1;
                 self.counters().helper_starts.add(1);
                 true
@@ -676,7 +678,7 @@ impl<E: Employer> Drop for Crew<E> {
             roster.handles.iter_mut().filter_map(Option::take).collect()
         };
         for handle in handles {
-            let _ = handle.join();
+            handle.join();
         }
     }
 }

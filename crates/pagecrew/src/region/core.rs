@@ -4,7 +4,7 @@
 
 use super::arena::{self, Arena, ZONE_ALIGN};
 use super::options::Options;
-use super::policy::{LowWater, ZeroDemand};
+use super::policy::{Change, LowWater, ZeroDemand};
 use super::signals::SignalReader;
 use super::spans::{Grant, Marks, Piece, SpanMap, State, Want};
 use crate::crew::{Crew, Employer, Operation, Task, Tick};
@@ -254,18 +254,13 @@ impl Core {
         }
         self.publish(zone, inner);
         drop(guard);
-        let range = zone.at(grant.offset, grant.len);
-        if grant.marks.guarded {
-            // SAFETY: the span belongs to this call; the advice changes no contents.
-            let _ = unsafe { memory::advise(range, Advice::GuardRemove) };
-        }
         self.guard_tail(zone, grant.offset, usable, grant.len);
         Some(grant)
     }
 
     /// Takes pieces away from the helper that zeroes them, and makes those accessible that are not. Called with the zone locked.
     /// Returns whether the kernel granted it.
-    fn open_up(&self, zone: &Zone, inner: &mut Inner, pieces: &[Piece]) -> bool {
+    pub fn open_up(&self, zone: &Zone, inner: &mut Inner, pieces: &[Piece]) -> bool {
         if pieces.iter().any(|piece| matches!(piece.state, State::Zeroing(_))) {
             self.zeroing_revoked.store(1, Ordering::SeqCst);
             // Registered when the helper that is zeroing began, which is what made the piece available.
@@ -279,7 +274,7 @@ impl Core {
 
     /// Puts a guard page behind the span: where the user asked for guards, and in an incomplete last huge page that would waste
     /// much, since a page table with a guard in it can't become a huge page.
-    fn guard_tail(&self, zone: &Zone, offset: usize, usable: usize, len: usize) {
+    pub fn guard_tail(&self, zone: &Zone, offset: usize, usable: usize, len: usize) {
         let waste = len - usable;
         let wasteful = zone.huge_pages == Some(true) && waste >= TAIL_LEAST && waste >= usable / 16;
         if waste < PAGE_SIZE || !self.guards_work || !(self.options.guards || wasteful) {
@@ -291,8 +286,12 @@ impl Core {
         }
     }
 
-    /// Zeroes the dirty pieces of a span. Returns the bytes that were retained and known to be zero.
-    pub fn clear(&self, crew: &RegionCrew, zone: &Zone, pieces: &[Piece]) -> usize {
+    /// Zeroes the dirty pieces of the first `usable` bytes of a span; behind them may be a guard. Returns the bytes that were
+    /// retained and known to be zero.
+    pub fn clear(&self, crew: &RegionCrew, zone: &Zone, grant: &Grant, usable: usize) -> usize {
+        let end = grant.offset + usable;
+        let within = |piece: &Piece| Piece { len: piece.len.min(end.saturating_sub(piece.offset)), ..*piece };
+        let pieces: Vec<Piece> = grant.pieces.iter().map(within).filter(|piece| piece.len > 0).collect();
         let dirty = |piece: &&Piece| matches!(piece.state, State::Dirty | State::Zeroing(_));
         let total: usize = pieces.iter().filter(dirty).map(|piece| piece.len).sum();
         let mut skipped: usize =
@@ -343,23 +342,32 @@ impl Core {
         self.last_call_ns.store(clock::now_ns(), Ordering::Relaxed);
     }
 
-    /// How much may be retained now. The process's size is read anew if that was longer ago than a millisecond.
-    pub fn retain_target(&self, about_to_touch: usize) -> usize {
+    /// How much may be retained once the program has done what it is about to do. The process's size is read anew if that was
+    /// longer ago than a millisecond or memory is about to be touched; between readings, the target follows what is freed and
+    /// reused.
+    pub fn retain_target(&self, about_to: Change) -> usize {
         if self.options.retain == Some(0) {
             return 0;
         }
         let now = clock::now_ns();
-        let sampled = self.sampled_ns.load(Ordering::Relaxed);
-        if now < sampled + SAMPLE_NS && about_to_touch == 0 {
-            return self.target.load(Ordering::Relaxed);
+        if now >= self.sampled_ns.load(Ordering::Relaxed) + SAMPLE_NS || about_to.touch > 0 {
+            // If the tick is at it, its result is as good.
+            if let Ok(mut background) = self.background.try_lock() {
+                return self.sample(&mut background, about_to, now).0;
+            }
         }
-        // If the tick is at it, its result is as good.
-        let Ok(mut background) = self.background.try_lock() else { return self.target.load(Ordering::Relaxed) };
-        self.sample(&mut background, about_to_touch, now).0
+        let bound = self.options.retain.unwrap_or(usize::MAX);
+        (self.target.fetch_add(about_to.free, Ordering::Relaxed) + about_to.free).min(bound)
+    }
+
+    /// Takes note that `bytes` of retained memory are live again.
+    pub fn note_reuse(&self, bytes: usize) {
+        let _ =
+            self.target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |target| Some(target.saturating_sub(bytes)));
     }
 
     /// Reads the signals and computes the target. Returns it and whether there is pressure.
-    fn sample(&self, background: &mut Background, about_to_touch: usize, now: u64) -> (usize, bool) {
+    fn sample(&self, background: &mut Background, about_to: Change, now: u64) -> (usize, bool) {
         // What is on its way back is free already, as far as the program is concerned.
         let free = self.retained() + self.discarding();
         let Some(signals) = background.signals.read(free, now) else {
@@ -368,7 +376,7 @@ impl Core {
             return (0, false);
         };
         let peak = self.peak_live.fetch_max(signals.live(), Ordering::Relaxed).max(signals.live());
-        let target = signals.retain_target(peak, about_to_touch, self.options.retain);
+        let target = signals.retain_target(peak, about_to, self.options.retain);
         self.target.store(target, Ordering::Relaxed);
         self.sampled_ns.store(now, Ordering::Relaxed);
         (target, signals.pressure())
@@ -488,18 +496,13 @@ impl Core {
         self.publish(zone, inner);
     }
 
-    /// As [`Core::open_up`] for a span that grew.
-    pub fn open_up_growth(&self, zone: &Zone, inner: &mut Inner, pieces: &[Piece]) -> bool {
-        self.open_up(zone, inner, pieces)
-    }
-
-    /// As [`Core::guard_tail`], for a span whose usable part changed; `len` is the span's whole length.
-    pub fn move_guard(&self, zone: &Zone, offset: usize, usable: usize, len: usize) {
-        if self.guards_work {
-            // SAFETY: the span belongs to the calling reallocation; the advice changes no contents.
-            let _ = unsafe { memory::advise(zone.at(offset, len), Advice::GuardRemove) };
+    /// Removes the guard behind a span, before it is freed or resized: free memory has none. Called with the zone locked.
+    pub fn remove_guard(&self, zone: &Zone, inner: &mut Inner, offset: usize) {
+        if let Some(span) = inner.map.in_use_at(offset).filter(|span| span.marks.guarded) {
+            // SAFETY: this kind of advice changes no contents.
+            let _ = unsafe { memory::advise(zone.at(offset + span.usable, PAGE_SIZE), Advice::GuardRemove) };
+            inner.map.unmark_guard(offset);
         }
-        self.guard_tail(zone, offset, usable, len);
     }
 
     /// As [`Core::span_len`] for the zone's granule.
@@ -586,7 +589,7 @@ impl Employer for Core {
                 >= self.sampled_ns.load(Ordering::Relaxed) + ACTIVE_PAUSE.as_nanos() as u64 / 2
                 || retained < UNWATCHED
             {
-                self.sample(&mut background, 0, now)
+                self.sample(&mut background, Change::default(), now)
             } else {
                 (self.target.load(Ordering::Relaxed), false)
             };

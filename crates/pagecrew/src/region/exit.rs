@@ -7,7 +7,7 @@
 use super::Region;
 use crate::crew::{Operation, Task};
 use crate::sys::memory::Range;
-use crate::sys::{PAGE_SIZE, maps, procfs, rseq, stop};
+use crate::sys::{PAGE_SIZE, maps, procfs, stop};
 
 /// A process smaller than this is left to the kernel: stopping and looking costs as much as it would save.
 const WORTH: usize = 256 << 20;
@@ -98,9 +98,8 @@ impl Region {
         let marker = 0u8;
         let around = |address: usize| Range { start: address.saturating_sub(MARGIN), len: 2 * MARGIN };
         list.cut(around((&raw const marker) as usize));
-        if let Some(area) = rseq::area() {
-            list.cut(around(area as usize));
-        }
+        // SAFETY: the address of the calling thread's errno, which lies in its thread-local storage.
+        list.cut(around(unsafe { libc::__errno_location() } as usize));
         kept.iter().for_each(|&range| list.cut(range));
         for range in list.ranges[..list.count].iter().chain(&spans.ranges[..spans.count]) {
             sum += range.len;

@@ -30,6 +30,7 @@ mod tests;
 pub use options::{NAMES, Name, OptionError, Options};
 
 use self::core::{Core, Inner, RegionCrew, Zone};
+use self::policy::Change;
 use crate::crew::{Crew, Employer, ForkGuard, Operation, Task};
 use crate::stats::{Snapshot, StatsPage};
 use crate::sys::memory::{self, Advice, Range};
@@ -192,8 +193,9 @@ impl Region {
         counters.allocated_bytes.add(usable as u64);
         counters.reused_bytes.add((grant.len - fresh) as u64);
         core.note_call(if want == Want::Zeroes { usable } else { 0 });
+        core.note_reuse(grant.len - fresh);
         if want == Want::Zeroes {
-            counters.zeroing_skipped_bytes.add(core.clear(&self.crew, zone, &grant.pieces) as u64);
+            counters.zeroing_skipped_bytes.add(core.clear(&self.crew, zone, &grant, usable) as u64);
         }
         if fresh > 0 && core.retained() > 0 {
             self.make_room(fresh);
@@ -204,7 +206,7 @@ impl Region {
     /// The program is about to touch `fresh` bytes for the first time: what is retained makes room for them, so that the sum
     /// stays below the peak.
     fn make_room(&self, fresh: usize) {
-        let target = self.core().retain_target(fresh);
+        let target = self.core().retain_target(Change { touch: fresh, free: 0 });
         if self.core().retained() > target {
             self.core().discard_down_to(&self.crew, target);
         }
@@ -252,11 +254,13 @@ impl Region {
     pub unsafe fn free(&self, pointer: NonNull<u8>) -> Result<(), PointerError> {
         let core = self.core();
         let (zone, offset) = self.place(pointer)?;
-        // Before the span counts as free: what it holds is part of what was live at once.
-        let target = core.retain_target(0);
+        let span = zone.lock().map.in_use_at(offset);
+        // Sampled before the span counts as free: what it holds is part of what was live at once.
+        let target = core.retain_target(Change { touch: 0, free: span.map_or(0, |span| span.len) });
         let mut inner = zone.lock();
         let span = inner.map.in_use_at(offset).ok_or_else(|| Self::diagnose(zone, &inner, offset))?;
         let keep = if span.marks.altered { 0 } else { target.saturating_sub(core.retained()) };
+        core.remove_guard(zone, &mut inner, offset);
         let discard = inner.map.release(offset, keep);
         core.changed(zone, &mut inner);
         drop(inner);
@@ -295,26 +299,24 @@ impl Region {
             // SAFETY: by the function's own contract.
             return unsafe { self.copy_to_new(pointer, span.usable, size) };
         }
+        core.remove_guard(zone, inner, offset);
         if len <= span.len {
-            let keep = if span.marks.altered { 0 } else { core.retain_target(0).saturating_sub(core.retained()) };
+            let free = Change { touch: 0, free: span.len - len };
+            let keep = if span.marks.altered { 0 } else { core.retain_target(free).saturating_sub(core.retained()) };
             let discard = inner.map.shrink(offset, len, usable, keep);
             core.changed(zone, inner);
             drop(guard);
-            if span.marks.guarded && usable != span.usable {
-                core.move_guard(zone, offset, usable, len);
-            }
+            core.guard_tail(zone, offset, usable, len);
             if let Some((offset, len)) = discard {
                 core.discard(&self.crew, zone, offset, len);
             }
             return Ok(pointer);
         }
         if let Some(pieces) = inner.map.grow(offset, len, usable, core.can_revoke()) {
-            if core.open_up_growth(zone, inner, &pieces) {
+            if core.open_up(zone, inner, &pieces) {
                 core.changed(zone, inner);
                 drop(guard);
-                if span.marks.guarded || inner_guarded(zone, offset) {
-                    core.move_guard(zone, offset, usable, len);
-                }
+                core.guard_tail(zone, offset, usable, len);
                 core.counters().grown_in_place_bytes.add((len - span.len) as u64);
                 return Ok(pointer);
             }
@@ -322,6 +324,7 @@ impl Region {
             let back = inner.map.shrink(offset, span.len, span.usable, 0);
             core.changed(zone, inner);
             drop(guard);
+            core.guard_tail(zone, offset, span.usable, span.len);
             if let Some((offset, len)) = back {
                 core.discard(&self.crew, zone, offset, len);
             }
@@ -333,6 +336,7 @@ impl Region {
             return unsafe { self.copy_to_new(pointer, span.usable, size) };
         }
         let Some((new_zone, grant)) = core.allocate(self.crew.topology(), usable, 1, Want::AddressSpace) else {
+            core.guard_tail(zone, offset, span.usable, span.len);
             return Err(refused);
         };
         let from = Range { start: zone.range.start + offset, len: span.len };
@@ -345,12 +349,8 @@ impl Region {
         }
         core.counters().moved_bytes.add(span.len as u64);
         core.count_moved(true);
-        // Advice and locks move with the pages. A guard is left behind by neither.
-        let marks = Marks { moved: true, ..span.marks };
-        new_zone.lock().map.mark(grant.offset, marks);
-        if span.marks.guarded {
-            core.move_guard(new_zone, grant.offset, usable, grant.len);
-        }
+        // Advice and locks move with the pages; the guard behind the old span was removed, the new one has its own.
+        new_zone.lock().map.mark(grant.offset, Marks { moved: true, guarded: false, ..span.marks });
         let mut inner = zone.lock();
         let discard = inner.map.release(offset, 0);
         core.changed(zone, &mut inner);
@@ -424,11 +424,6 @@ impl Region {
         }
         RegionForkGuard { region: self, zones, roster }
     }
-}
-
-/// Whether the span at `offset` got a guard with what it grew by.
-fn inner_guarded(zone: &Zone, offset: usize) -> bool {
-    zone.lock().map.in_use_at(offset).is_some_and(|span| span.marks.guarded)
 }
 
 impl RegionForkGuard<'_> {

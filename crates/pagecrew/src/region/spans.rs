@@ -40,7 +40,7 @@ pub struct Marks {
     pub moved: bool,
     /// The program gave advice on it, locked it or changed its protection; never reused as it is.
     pub altered: bool,
-    /// A guard page may lie somewhere in it.
+    /// A guard page lies behind what the program may use of it; only of a span in use.
     pub guarded: bool,
 }
 
@@ -453,6 +453,13 @@ impl SpanMap {
         if let Some((start, segment)) = self.segment_of(offset) {
             self.take(start);
             self.put(start, Segment { marks: segment.marks.join(marks), ..segment });
+        }
+    }
+
+    /// Says that no guard lies behind the span at `offset` any more.
+    pub fn unmark_guard(&mut self, offset: usize) {
+        if let Some(segment) = self.segments.get_mut(&offset) {
+            segment.marks.guarded = false;
         }
     }
 

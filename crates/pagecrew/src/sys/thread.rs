@@ -1,33 +1,97 @@
 //! Background threads that no signal ever reaches.
+//!
+//! They are made with `pthread_create` itself: the standard library's threads register destructors of thread-local storage, for
+//! which libc calls the program's `calloc` from the new thread, and no thread of ours may use the program's allocator.
 
 use super::Errno;
-use std::thread::JoinHandle;
+use super::sched::thread_id;
+use std::ffi::{CString, c_void};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Stack of a background thread in bytes: they call nothing deep.
 pub const STACK_SIZE: usize = 256 << 10;
 
-/// Blocks every signal in the calling thread and returns the mask that was in force.
-fn block_signals() -> libc::sigset_t {
-    // SAFETY: both sets are valid; the calls cannot fail with these arguments.
-    unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        before
+/// A thread that was started and can be waited for.
+#[derive(Debug)]
+pub struct Thread(libc::pthread_t);
+
+impl Thread {
+    /// Waits until the thread has ended.
+    pub fn join(self) {
+        // SAFETY: the thread was started joinable and is joined once, since this takes `self`.
+        unsafe { libc::pthread_join(self.0, std::ptr::null_mut()) };
+    }
+
+    /// Lets the thread go: what it used is freed when it ends.
+    pub fn detach(self) {
+        // SAFETY: as in `join`.
+        unsafe { libc::pthread_detach(self.0) };
     }
 }
 
-/// Starts a thread called `name` (15 bytes are visible) with every signal blocked from its first instruction on.
+/// The thread that is starting a background thread; 0 for none.
+static SPAWNING: AtomicI32 = AtomicI32::new(0);
+
+/// Whether the calling thread is inside [`spawn`]: what libc allocates then belongs to the new thread.
+pub fn spawning() -> bool {
+    match SPAWNING.load(Ordering::Relaxed) {
+        0 => false,
+        thread => thread == thread_id(),
+    }
+}
+
+struct Start {
+    name: CString,
+    body: Box<dyn FnOnce() + Send>,
+}
+
+extern "C" fn start(argument: *mut c_void) -> *mut c_void {
+    // SAFETY: `spawn` passes a leaked box, which this thread alone takes over.
+    let Start { name, body } = *unsafe { Box::from_raw(argument.cast::<Start>()) };
+    // SAFETY: the name is a C string; the kernel copies its first 15 bytes.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+    drop(name);
+    body();
+    std::ptr::null_mut()
+}
+
+/// Starts a thread called `name` (15 bytes are visible) with every signal blocked from its first instruction on. One thread at a
+/// time may call this. A panic in `body` ends the process.
 ///
 /// # Errors
-/// `EAGAIN` at `RLIMIT_NPROC` or the cgroup's `pids.max`, `ENOMEM` without room for its stack.
-pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Errno> {
-    let before = block_signals();
-    let result = std::thread::Builder::new().name(name).stack_size(STACK_SIZE).spawn(body);
-    // SAFETY: restores the mask that this thread had.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
-    result.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EAGAIN)))
+/// `EAGAIN` at `RLIMIT_NPROC` or the cgroup's `pids.max`, or without room for its stack.
+pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<Thread, Errno> {
+    let name = CString::new(name).map_err(|_| Errno(libc::EINVAL))?;
+    let argument = Box::into_raw(Box::new(Start { name, body: Box::new(body) }));
+    // SAFETY: every pointer is valid for the calls; the masks are set by sigfillset and pthread_sigmask before they are used;
+    // `argument` is taken over by the new thread, or taken back below if there is none.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
+        let mut thread: libc::pthread_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_attr_init(&mut attributes);
+        // A program with much static thread-local storage needs more.
+        let mut stack = STACK_SIZE;
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        SPAWNING.store(thread_id(), Ordering::Relaxed);
+        let error = loop {
+            libc::pthread_attr_setstacksize(&mut attributes, stack);
+            match libc::pthread_create(&mut thread, &attributes, start, argument.cast()) {
+                libc::EINVAL if stack < 64 << 20 => stack *= 4,
+                error => break error,
+            }
+        };
+        SPAWNING.store(0, Ordering::Relaxed);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+        libc::pthread_attr_destroy(&mut attributes);
+        if error == 0 {
+            return Ok(Thread(thread));
+        }
+        drop(Box::from_raw(argument));
+        Err(Errno(error))
+    }
 }
 
 #[cfg(test)]
@@ -45,7 +109,14 @@ mod tests {
             }
         };
         let before = blocked();
-        spawn("pagecrew/test".into(), move || assert!(blocked())).unwrap().join().unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let thread = spawn("pagecrew/test".into(), move || {
+            let name = std::fs::read_to_string(format!("/proc/self/task/{}/comm", thread_id())).unwrap();
+            sender.send((blocked(), name)).unwrap();
+        });
+        thread.unwrap().join();
+        assert_eq!(receiver.recv().unwrap(), (true, "pagecrew/test\n".to_owned()));
         assert_eq!(blocked(), before);
+        assert!(!spawning());
     }
 }

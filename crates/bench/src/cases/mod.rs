@@ -1,0 +1,66 @@
+//! The benches and their sizes.
+
+mod alloc;
+mod free;
+mod polite;
+
+use crate::contestant::{Contestant, Peers};
+use crate::report::Report;
+use anyhow::{Result, bail};
+
+/// Every bench, in the order in which they run.
+pub const NAMES: &[&str] = &["free", "alloc", "polite"];
+
+/// What every bench gets.
+pub struct Setting {
+    /// Smaller sizes and fewer runs.
+    pub quick: bool,
+    /// Pagecrew with its default options.
+    pub ours: Contestant,
+    /// The mallocs that are installed here.
+    pub peers: Peers,
+}
+
+impl Setting {
+    /// Runs of each contestant.
+    pub fn repetitions(&self) -> usize {
+        if self.quick { 3 } else { 5 }
+    }
+
+    /// The full size, or the quick one.
+    pub fn size(&self, full: usize, quick: usize) -> usize {
+        if self.quick { quick } else { full }
+    }
+}
+
+/// Runs the benches called `names`, or all.
+pub fn run(names: &[String], quick: bool, json: bool) -> Result<()> {
+    if let Some(unknown) = names.iter().find(|name| !NAMES.contains(&name.as_str())) {
+        bail!("there is no bench called '{unknown}'; there are {}", NAMES.join(", "));
+    }
+    let mut report = Report::new(json);
+    let setting = Setting { quick, ours: Contestant::pagecrew()?, peers: Peers::find(&report) };
+    for &name in NAMES {
+        if !names.is_empty() && !names.iter().any(|wanted| wanted == name) {
+            continue;
+        }
+        match name {
+            "free" => free::run(&setting, &mut report)?,
+            "alloc" => alloc::run(&setting, &mut report)?,
+            _ => polite::run(&setting, &mut report)?,
+        }
+        report.table(name)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_bench_is_refused_before_anything_runs() {
+        let error = run(&["fre".to_owned()], true, true).unwrap_err();
+        assert_eq!(error.to_string(), "there is no bench called 'fre'; there are free, alloc, polite");
+    }
+}

@@ -1,0 +1,166 @@
+//! What programs on the same CPUs lose while a large piece of memory is given back.
+
+use super::Setting;
+use crate::contest::{against_the_first, alternate};
+use crate::contestant::Contestant;
+use crate::machine;
+use crate::program::{Running, worker};
+use crate::report::Report;
+use crate::row::{Bar, Comparison};
+use crate::worker::BYSTANDER_STRIDE;
+use anyhow::{Result, ensure};
+use pagecrew::sys::PAGE_SIZE;
+use pagecrew::sys::clock::now_ns;
+use pagecrew::units::Bytes;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+const BENCH: &str = "polite";
+
+/// For this long the bystanders have the machine to themselves, to learn what they can do.
+const BEFORE: Duration = Duration::from_millis(1500);
+/// Within this time the free happens, and what it leaves to be done later.
+const DURING: Duration = Duration::from_secs(4);
+/// New programs need a moment until they run at full speed.
+const SETTLE: Duration = Duration::from_millis(300);
+
+pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
+    let bytes = machine::affordable(setting.size(8 << 30, 2 << 30), report);
+    machine::warm(bytes, report)?;
+    let ours = setting.ours.clone().with("PAGECREW_HUGE_PAGES", "off");
+    // With the default decay of 10 s nothing would happen within the window, so retained memory decays after one second.
+    let kinds = [
+        ("given back at once", ours.clone().with("PAGECREW_RETAIN", "0")),
+        ("kept for 1 s", ours.with("PAGECREW_DECAY", "1s")),
+    ];
+    for (kind, ours) in kinds {
+        let contestants = [ours, Contestant::plain("munmap")];
+        let what = format!("free of {}, {kind}", Bytes(bytes as u64));
+        let results =
+            alternate(report, &what, setting.repetitions(), &contestants, |contestant| one_free(contestant, bytes))?;
+        let lost = |_: &Contestant| {
+            let case = format!("{what}: bystanders' lost CPU time");
+            Comparison::new(BENCH, case, "ms").resolution(10.0).bar(Bar::Ratio(1.0))
+        };
+        let own = |_: &Contestant| Comparison::new(BENCH, format!("{what}: the caller's time"), "ms");
+        let rows = against_the_first(lost, &contestants, &results, 0);
+        for row in rows.chain(against_the_first(own, &contestants, &results, 1)) {
+            report.row(row)?;
+        }
+    }
+    Ok(())
+}
+
+/// CPU milliseconds that the bystanders lose by one free, and the milliseconds that it takes its caller.
+fn one_free(contestant: &Contestant, bytes: usize) -> Result<Vec<f64>> {
+    let origin = if contestant.name == "munmap" { "map" } else { "malloc" };
+    let mut program = Running::start(&mut worker(contestant, &["release-beside", origin, &bytes.to_string()])?)?;
+    program.figure()?;
+    let counters = Counters::new()?;
+    let bystanders = start_bystanders(&counters)?;
+    std::thread::sleep(SETTLE);
+    let first = counters.sample(bystanders.len());
+    std::thread::sleep(BEFORE);
+    let second = counters.sample(bystanders.len());
+    program.go()?;
+    let caller = program.figure()?;
+    let spent = Duration::from_nanos(now_ns() - second.time_ns);
+    std::thread::sleep(DURING.saturating_sub(spent));
+    let third = counters.sample(bystanders.len());
+    drop(bystanders);
+    program.wait()?;
+    Ok(vec![lost_ms(&first, &second, &third), caller])
+}
+
+/// One bystander pinned to each CPU.
+fn start_bystanders(counters: &Counters) -> Result<Vec<Running>> {
+    let cpus = machine::cpus()?;
+    ensure!(cpus.len() * BYSTANDER_STRIDE <= PAGE_SIZE, "more CPUs than there are counters");
+    let start = |(index, cpu): (usize, &usize)| {
+        let arguments = ["bystander", &cpu.to_string(), &counters.path(), &index.to_string()];
+        Running::start(&mut worker(&Contestant::plain("bystander"), &arguments)?)
+    };
+    cpus.iter().enumerate().map(start).collect()
+}
+
+/// What the bystanders had done at a time.
+struct Sample {
+    time_ns: u64,
+    work: Vec<u64>,
+}
+
+/// CPU time that is missing between `second` and `third`, by the rate of each bystander between `first` and `second`.
+fn lost_ms(first: &Sample, second: &Sample, third: &Sample) -> f64 {
+    let before_ms = (second.time_ns - first.time_ns) as f64 / 1e6;
+    let during_ms = (third.time_ns - second.time_ns) as f64 / 1e6;
+    let lost = |index: usize| {
+        let rate = (second.work[index] - first.work[index]) as f64 / before_ms;
+        during_ms - (third.work[index] - second.work[index]) as f64 / rate
+    };
+    (0..first.work.len()).map(lost).sum()
+}
+
+/// A page that the bystanders count in.
+struct Counters {
+    file: OwnedFd,
+    page: usize,
+}
+
+impl Counters {
+    fn new() -> Result<Counters> {
+        // SAFETY: the name is a C string.
+        let file = unsafe { libc::memfd_create(c"pagecrew bystanders".as_ptr(), libc::MFD_CLOEXEC) };
+        ensure!(file >= 0, "no memory for the counters: {}", std::io::Error::last_os_error());
+        // SAFETY: the descriptor is new and nobody else's.
+        let file = unsafe { OwnedFd::from_raw_fd(file) };
+        // SAFETY: a new mapping of the file, which is made long enough first.
+        let page = unsafe {
+            libc::ftruncate(file.as_raw_fd(), PAGE_SIZE as i64);
+            libc::mmap(std::ptr::null_mut(), PAGE_SIZE, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
+        ensure!(page != libc::MAP_FAILED, "the counters can't be mapped: {}", std::io::Error::last_os_error());
+        Ok(Counters { file, page: page as usize })
+    }
+
+    /// The page as a file that a child of this process can open.
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
+    }
+
+    fn sample(&self, count: usize) -> Sample {
+        let counter = |index: usize| {
+            // SAFETY: aligned, inside the mapping, and only ever used as an atomic number.
+            unsafe { &*((self.page + index * BYSTANDER_STRIDE) as *const AtomicU64) }.load(Ordering::Relaxed)
+        };
+        Sample { time_ns: now_ns(), work: (0..count).map(counter).collect() }
+    }
+}
+
+impl Drop for Counters {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and no reference into it is left.
+        unsafe { libc::munmap(self.page as *mut _, PAGE_SIZE) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_time_is_what_the_rate_before_promised() {
+        let sample = |time_ms: u64, work: [u64; 2]| Sample { time_ns: time_ms * 1_000_000, work: work.to_vec() };
+        // The first bystander does 10 a millisecond, the second 5; then they miss 100 ms and 200 ms.
+        let (first, second) = (sample(0, [0, 0]), sample(1000, [10_000, 5000]));
+        let third = sample(3000, [10_000 + 19_000, 5000 + 9000]);
+        assert_eq!(lost_ms(&first, &second, &third), 300.0);
+    }
+
+    #[test]
+    fn counters_start_at_zero_and_have_a_path() {
+        let counters = Counters::new().unwrap();
+        assert_eq!(counters.sample(2).work, [0, 0]);
+        assert!(std::fs::metadata(counters.path()).is_ok());
+    }
+}

@@ -1,0 +1,82 @@
+//! Contestants taking turns: what disturbs a machine for a while then disturbs all of them.
+
+use crate::contestant::Contestant;
+use crate::figures::medians;
+use crate::report::Report;
+use crate::row::{Comparison, Row};
+use anyhow::{Context, Result, ensure};
+
+/// Runs `measure` for each of `contestants` in turn, `repetitions` times over, and returns each one's medians.
+///
+/// # Errors
+/// If a run fails, or if one of them returns another number of figures than the first.
+pub fn alternate(
+    report: &Report,
+    what: &str,
+    repetitions: usize,
+    contestants: &[Contestant],
+    mut measure: impl FnMut(&Contestant) -> Result<Vec<f64>>,
+) -> Result<Vec<Vec<f64>>> {
+    report.expect(repetitions * contestants.len(), what);
+    let mut samples: Vec<Vec<Vec<f64>>> = vec![Vec::new(); contestants.len()];
+    for _ in 0..repetitions {
+        for (contestant, samples) in contestants.iter().zip(&mut samples) {
+            let figures = measure(contestant).with_context(|| format!("{what}, {}", contestant.name))?;
+            let expected = samples.first().map_or(figures.len(), Vec::len);
+            ensure!(!figures.is_empty() && figures.len() == expected, "{what}, {}: {figures:?}", contestant.name);
+            samples.push(figures);
+            report.step();
+        }
+    }
+    Ok(samples.iter().map(|samples| medians(samples)).collect())
+}
+
+/// The comparisons of the first contestant's figure number `index` with each other one's.
+pub fn against_the_first<'c>(
+    comparison: impl Fn(&Contestant) -> Comparison + 'c,
+    contestants: &'c [Contestant],
+    results: &'c [Vec<f64>],
+    index: usize,
+) -> impl Iterator<Item = Row> + 'c {
+    let ours = results[0][index];
+    contestants
+        .iter()
+        .zip(results)
+        .skip(1)
+        .map(move |(peer, figures)| comparison(peer).row(ours, &peer.name, figures[index]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::row::Bar;
+
+    #[test]
+    fn turns_are_taken_and_medians_compared() {
+        let contestants = [Contestant::plain("ours"), Contestant::plain("a"), Contestant::plain("b")];
+        let mut order = Vec::new();
+        let report = Report::new(true);
+        let results = alternate(&report, "test", 3, &contestants, |contestant| {
+            order.push(contestant.name.clone());
+            let turn = order.len() as f64;
+            Ok(vec![if contestant.name == "ours" { 1.0 } else { turn }, 2.0])
+        })
+        .unwrap();
+        assert_eq!(order, ["ours", "a", "b", "ours", "a", "b", "ours", "a", "b"]);
+        assert_eq!(results, [vec![1.0, 2.0], vec![5.0, 2.0], vec![6.0, 2.0]]);
+        let comparison = |_: &Contestant| Comparison::new("alloc", "test", "ms").bar(Bar::Ratio(5.5));
+        let rows: Vec<_> = against_the_first(comparison, &contestants, &results, 0).collect();
+        assert_eq!(rows.iter().map(|row| row.ratio).collect::<Vec<_>>(), [5.0, 6.0]);
+        assert_eq!(rows.iter().map(|row| row.met).collect::<Vec<_>>(), [Some(false), Some(true)]);
+    }
+
+    #[test]
+    fn figures_that_come_and_go_are_an_error() {
+        let mut turn = 0;
+        let result = alternate(&Report::new(true), "test", 2, &[Contestant::plain("x")], |_| {
+            turn += 1;
+            Ok(vec![0.0; turn])
+        });
+        assert!(result.is_err());
+    }
+}

@@ -1,0 +1,94 @@
+//! The measured programs. Each calls malloc and its relatives as a C program does, and prints its figures, one a line.
+
+mod block;
+mod bystander;
+mod churn;
+mod grow;
+mod idle;
+mod pairs;
+mod release;
+
+use anyhow::{Context, Result, bail};
+use block::{Block, Origin};
+pub use bystander::STRIDE as BYSTANDER_STRIDE;
+use std::io::Write;
+use std::time::Duration;
+
+/// Runs the worker that `args` name.
+pub fn run(args: &[String]) -> Result<()> {
+    let args = Arguments(args);
+    match args.text(0)? {
+        "warm" => warm(args.number(1)?),
+        "release" => release::until_the_caller_goes_on(args.origin(1)?, args.number(2)?),
+        "release-back" => release::until_the_memory_is_back(args.origin(1)?, args.number(2)?),
+        "release-exit" => release::by_exit(args.number(1)?),
+        "release-beside" => release::beside_others(args.origin(1)?, args.number(2)?),
+        "idle" => idle::run(args.number(1)?, Duration::from_secs(args.number(2)? as u64)),
+        "churn" => churn::run(args.number(1)?, Duration::from_millis(args.number(2)? as u64)),
+        "grow" => grow::run(args.number(1)?, args.number(2)?),
+        "pairs" => pairs::run(args.number(1)?, args.number(2)?),
+        "bystander" => bystander::run(args.number(1)?, args.text(2)?, args.number(3)?),
+        other => bail!("there is no bench worker called '{other}'"),
+    }
+}
+
+/// Has the machine find pages for `bytes` once.
+fn warm(bytes: usize) -> Result<()> {
+    Block::new(Origin::Map, bytes)?.touch_in_parallel();
+    Ok(())
+}
+
+/// Prints a figure so that a waiting parent has it at once.
+fn say(figure: f64) -> Result<()> {
+    let mut output = std::io::stdout().lock();
+    writeln!(output, "{figure}")?;
+    Ok(output.flush()?)
+}
+
+/// A worker's arguments.
+struct Arguments<'a>(&'a [String]);
+
+impl<'a> Arguments<'a> {
+    fn text(&self, index: usize) -> Result<&'a str> {
+        Ok(self.0.get(index).with_context(|| format!("a bench worker needs an argument number {index}"))?)
+    }
+
+    fn number(&self, index: usize) -> Result<usize> {
+        let text = self.text(index)?;
+        text.parse().with_context(|| format!("'{text}' is not a number"))
+    }
+
+    fn origin(&self, index: usize) -> Result<Origin> {
+        match self.text(index)? {
+            "malloc" => Ok(Origin::Malloc),
+            "map" => Ok(Origin::Map),
+            other => bail!("memory comes from malloc or map, not from '{other}'"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(args: &[&str]) -> Result<()> {
+        run(&args.iter().map(|arg| arg.to_string()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn arguments_that_no_worker_understands() {
+        for args in [&[][..], &["dance"], &["warm"], &["warm", "much"], &["release", "heap", "4096"]] {
+            assert!(call(args).is_err(), "{args:?}");
+        }
+    }
+
+    #[test]
+    fn the_workers_work() {
+        call(&["warm", "8388608"]).unwrap();
+        call(&["release", "malloc", "8388608"]).unwrap();
+        call(&["release", "map", "8388608"]).unwrap();
+        call(&["grow", "1048576", "8388608"]).unwrap();
+        call(&["pairs", "64", "1000"]).unwrap();
+        call(&["idle", "67108864", "0"]).unwrap();
+    }
+}

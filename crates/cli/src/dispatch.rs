@@ -1,0 +1,69 @@
+//! `pagecrew bench` and `pagecrew demo`, which are crates of their own.
+
+use crate::failure::Failure;
+use clap::Args;
+
+/// Measure against what would be used instead
+///
+/// Each comparison is made in one run, alternating between the two sides.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  pagecrew bench                      everything
+  pagecrew bench free alloc           two of them
+  pagecrew bench free --quick         smaller and fewer rounds: a first impression
+  pagecrew bench --json > out.jsonl   one object a line
+
+The objects have the fields bench, case, ours, peer, theirs, unit, ratio and better, where ratio says how \
+many times better ours is.")]
+pub struct BenchArguments {
+    /// Which benches [default: all]
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+    /// Fewer rounds and smaller sizes
+    #[arg(long)]
+    quick: bool,
+    /// One JSON object a line instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Run real programs with and without pagecrew and compare
+///
+/// Compares time, page faults and memory, and checks that the results are the same.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  pagecrew demo
+  pagecrew demo --json")]
+pub struct DemoArguments {
+    /// JSON instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// A process that a bench starts.
+#[derive(Args)]
+pub struct WorkerArguments {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+/// `pagecrew bench`.
+pub fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
+    if let Some(unknown) = arguments.names.iter().find(|name| !pagecrew_bench::NAMES.contains(&name.as_str())) {
+        let known = pagecrew_bench::NAMES.join(", ");
+        return Err(Failure::Usage(format!("there is no bench '{unknown}'; there are {known}")));
+    }
+    Ok(pagecrew_bench::bench(&arguments.names, arguments.quick, arguments.json)?)
+}
+
+/// `pagecrew demo`.
+pub fn demo(arguments: &DemoArguments) -> Result<(), Failure> {
+    Ok(pagecrew_bench::demo(arguments.json)?)
+}
+
+/// `pagecrew bench-worker`.
+pub fn worker(arguments: &WorkerArguments) -> Result<(), Failure> {
+    Ok(pagecrew_bench::worker(&arguments.arguments)?)
+}

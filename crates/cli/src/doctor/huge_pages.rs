@@ -1,0 +1,120 @@
+//! Huge pages: whether they can be had, found and split.
+
+use super::check::Check;
+use super::pagemap::{self, Category};
+use super::scratch::Scratch;
+use pagecrew::sys::memory::{Advice, Range};
+use pagecrew::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE};
+use std::time::Duration;
+
+/// All of them.
+pub fn checks() -> Vec<Check> {
+    vec![mode(), scan(), zero_subpages()]
+}
+
+const MODE_FILE: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+
+fn mode() -> Check {
+    const NAME: &str = "transparent huge pages";
+    const COST: &str = "large memory is made of small pages: more page faults and slower access";
+    let text = match std::fs::read_to_string(MODE_FILE) {
+        Ok(text) => text,
+        Err(error) => {
+            return Check::missing(NAME, error.to_string(), COST, "needs a kernel with CONFIG_TRANSPARENT_HUGEPAGE");
+        }
+    };
+    // SAFETY: reads a flag of this process; takes no pointers.
+    if unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) } == 1 {
+        return Check::off(
+            NAME,
+            "off for this process",
+            COST,
+            "start it where PR_SET_THP_DISABLE has not been set (by a container run-time or a service manager)",
+        );
+    }
+    match chosen(&text) {
+        Some("never") => {
+            Check::off(NAME, "never", COST, "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")
+        }
+        mode => Check::ok(NAME, mode.unwrap_or("unknown mode")),
+    }
+}
+
+/// The word in brackets.
+fn chosen(text: &str) -> Option<&str> {
+    text.split_once('[')?.1.split_once(']').map(|(mode, _)| mode)
+}
+
+fn scan() -> Check {
+    let tried = Scratch::new(PAGE_SIZE).and_then(|scratch| pagemap::count(scratch.range(), Category::Present));
+    Check::tried(
+        "PAGEMAP_SCAN",
+        tried.map(drop),
+        "huge pages that are mostly zero can't be found quickly",
+        "needs Linux 6.7",
+    )
+}
+
+fn zero_subpages() -> Check {
+    const NAME: &str = "zero part of huge pages";
+    const COST: &str = "the zero part of a huge page can't be given back";
+    const REMEDY: &str = "needs Linux 6.12";
+    match split_one() {
+        Ok(Split::Freed(pages)) => {
+            Check::ok(NAME, format!("{pages} of {} pages given back", HUGE_PAGE_SIZE / PAGE_SIZE))
+        }
+        Ok(Split::Nothing) => Check::missing(NAME, "a split gave nothing back", COST, REMEDY),
+        Ok(Split::NoHugePage) => {
+            Check::off(NAME, "no huge page could be had to try it", COST, "turn transparent huge pages on")
+        }
+        Err(error) => Check::missing(NAME, error.to_string(), COST, REMEDY),
+    }
+}
+
+enum Split {
+    Freed(usize),
+    Nothing,
+    NoHugePage,
+}
+
+fn advise(range: Range, advice: i32) -> Result<(), Errno> {
+    // SAFETY: the callers pass memory of their own and advice that does not change contents.
+    let result = unsafe { libc::madvise(range.start as *mut libc::c_void, range.len, advice) };
+    if result == 0 { Ok(()) } else { Err(Errno::last()) }
+}
+
+/// Makes a huge page with a single byte in it, has the kernel split it, and counts the shared zero pages in its place.
+fn split_one() -> Result<Split, Errno> {
+    /// Something else may hold a reference to the page for a moment, and then the kernel does not split it.
+    const ATTEMPTS: usize = 5;
+    let mut scratch = Scratch::new(2 * HUGE_PAGE_SIZE)?;
+    scratch.advise(Advice::HugePage)?;
+    let huge = scratch.huge_range();
+    scratch.write(huge.start - scratch.range().start, 1);
+    if pagemap::count(huge, Category::Huge)? == 0 {
+        // Works whatever the mode is; where it fails, what follows says so.
+        let _ = advise(huge, libc::MADV_COLLAPSE);
+        if pagemap::count(huge, Category::Huge)? == 0 {
+            return Ok(Split::NoHugePage);
+        }
+    }
+    for _ in 0..ATTEMPTS {
+        advise(Range { start: huge.start, len: PAGE_SIZE }, libc::MADV_COLD)?;
+        match pagemap::count(huge, Category::Zero)? {
+            0 => std::thread::sleep(Duration::from_millis(1)),
+            pages => return Ok(Split::Freed(pages)),
+        }
+    }
+    Ok(Split::Nothing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mode_is_in_brackets() {
+        assert_eq!(chosen("always [madvise] never\n"), Some("madvise"));
+        assert_eq!(chosen("always madvise"), None);
+    }
+}

@@ -1,0 +1,87 @@
+//! Signal dispositions that must not leak into, or be lost on the way to, the programs that `run` starts.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What this process inherited for `SIGPIPE`. Rust's run-time sets it to ignored before `main`, and an ignored signal stays
+/// ignored across `exec`; the program has to get what it would have had without us.
+static INHERITED_PIPE: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
+
+extern "C" fn record_pipe_disposition() {
+    // SAFETY: all zeroes is a valid `sigaction`, and the call only writes the current one to it.
+    let action = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGPIPE, std::ptr::null(), &mut action);
+        action
+    };
+    INHERITED_PIPE.store(action.sa_sigaction, Ordering::Relaxed);
+}
+
+/// The C library calls what stands in this section before `main`, thus before Rust's run-time.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static RECORD_PIPE_DISPOSITION: extern "C" fn() = record_pipe_disposition;
+
+fn set_pipe_disposition(handler: usize) {
+    // SAFETY: `handler` is SIG_DFL, SIG_IGN or what was in force at the start; none of them runs code of ours.
+    unsafe { libc::signal(libc::SIGPIPE, handler) };
+}
+
+/// Lets a write to a closed pipe end this process, as it ends any filter.
+pub fn end_quietly_on_a_closed_pipe() {
+    set_pipe_disposition(libc::SIG_DFL);
+}
+
+/// Lets a write to a closed pipe be an error: a process that waits for another must outlive its readers.
+pub fn survive_a_closed_pipe() {
+    set_pipe_disposition(libc::SIG_IGN);
+}
+
+/// Gives back the disposition that this process was started with.
+pub fn restore_pipe_disposition() {
+    set_pipe_disposition(INHERITED_PIPE.load(Ordering::Relaxed));
+}
+
+/// A set of signals.
+pub struct SignalSet(libc::sigset_t);
+
+impl SignalSet {
+    /// The set of `signals`.
+    pub fn of(signals: &[i32]) -> SignalSet {
+        // SAFETY: `sigemptyset` initialises the set before anything reads it.
+        unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            for &signal in signals {
+                libc::sigaddset(&mut set, signal);
+            }
+            SignalSet(set)
+        }
+    }
+
+    /// Blocks the set's signals in addition to those that are blocked, and returns what was blocked before.
+    pub fn block(&self) -> SignalSet {
+        let mut before = SignalSet::of(&[]);
+        // SAFETY: both sets are valid for the call.
+        unsafe { libc::sigprocmask(libc::SIG_BLOCK, &self.0, &mut before.0) };
+        before
+    }
+
+    /// Makes this set the one that is blocked.
+    pub fn restore(&self) {
+        // SAFETY: the set is valid for the call.
+        unsafe { libc::sigprocmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
+    }
+
+    /// Waits until one of the set's signals, all of which are blocked, is there and takes it.
+    pub fn wait(&self) -> libc::siginfo_t {
+        loop {
+            // SAFETY: the set and the place for the answer are valid for the call.
+            unsafe {
+                let mut info: libc::siginfo_t = std::mem::zeroed();
+                if libc::sigwaitinfo(&self.0, &mut info) > 0 {
+                    return info;
+                }
+            }
+        }
+    }
+}

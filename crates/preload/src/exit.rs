@@ -1,0 +1,102 @@
+//! The end of the process: what is large is given back in parallel before the kernel does it with one thread.
+//!
+//! `exit` and the return from `main` end in the handler that was registered first: this library's initialiser runs before libc
+//! registers anything, so when its turn comes, every other handler and destructor has run. `_exit`, `_Exit` and `quick_exit` are
+//! stood in for. A process that shares its memory with its parent (`vfork`, `posix_spawn`) has another number than the one
+//! that owns it, and leaves everything as it is.
+
+use crate::{HEAP, state};
+use pagecrew::region::Region;
+use pagecrew::sys::memory::Range;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+unsafe extern "C" {
+    fn on_exit(handler: extern "C" fn(i32, *mut c_void), argument: *mut c_void) -> i32;
+    fn at_quick_exit(handler: extern "C" fn()) -> i32;
+    /// Flushes and closes every stream: just what `exit` does behind its handlers.
+    fn fcloseall() -> i32;
+}
+
+static QUICK_EXIT_STATUS: AtomicI32 = AtomicI32::new(0);
+
+/// Registers the handlers.
+pub fn install() {
+    // SAFETY: the handlers are functions of this library, which is never unloaded.
+    unsafe {
+        on_exit(at_exit, std::ptr::null_mut());
+        at_quick_exit(at_quick);
+    }
+}
+
+extern "C" fn at_exit(status: i32, _: *mut c_void) {
+    finish(status, true);
+}
+
+extern "C" fn at_quick() {
+    finish(QUICK_EXIT_STATUS.load(Ordering::Relaxed), false);
+}
+
+/// Ends the counters' file, unless somebody waits to read it.
+fn end_stats() {
+    if let (Some(start), Some(region)) = (state::start(), state::existing_region()) {
+        // SAFETY: getpid takes nothing and cannot fail.
+        if start.keep_stats_of != Some(unsafe { libc::getpid() }) {
+            region.stats().unshare(&start.stats_directory);
+        }
+    }
+}
+
+/// Gives large memory back and ends the process, if it is large; otherwise returns.
+fn finish(status: i32, flush: bool) {
+    if !state::own_process() {
+        return;
+    }
+    end_stats();
+    if !state::start().is_some_and(|start| start.options.exit) || !Region::worth_giving_back() {
+        return;
+    }
+    let Some(region) = state::region() else { return };
+    let here = (&raw const QUICK_EXIT_STATUS) as usize;
+    let kept = [HEAP.range(), Range { start: here.saturating_sub(1 << 20), len: 2 << 20 }];
+    // SAFETY: the process ends below by a system call. Before that, streams are flushed as `exit` would do next, and nothing
+    // runs that needs more than this library's heap and statics, which are kept.
+    unsafe {
+        if flush {
+            fcloseall();
+        }
+        region.give_back_before_exit(&kept);
+        libc::syscall(libc::SYS_exit_group, status);
+    }
+}
+
+/// `void _exit(int status)`
+#[unsafe(no_mangle)]
+pub extern "C" fn _exit(status: i32) -> ! {
+    finish(status, false);
+    loop {
+        // SAFETY: ends the process.
+        unsafe { libc::syscall(libc::SYS_exit_group, status) };
+    }
+}
+
+/// `void _Exit(int status)`
+#[unsafe(no_mangle)]
+pub extern "C" fn _Exit(status: i32) -> ! {
+    _exit(status)
+}
+
+/// `void quick_exit(int status)`: takes note of the status for the handler that runs last.
+#[unsafe(no_mangle)]
+pub extern "C" fn quick_exit(status: i32) -> ! {
+    QUICK_EXIT_STATUS.store(status, Ordering::Relaxed);
+    // SAFETY: looks the next library's function up, which has this signature and does not return.
+    unsafe {
+        let next = libc::dlsym(libc::RTLD_NEXT, c"quick_exit".as_ptr());
+        if !next.is_null() {
+            let next: extern "C" fn(i32) -> ! = std::mem::transmute(next);
+            next(status);
+        }
+    }
+    _exit(status)
+}

@@ -1,0 +1,202 @@
+//! The preload library's own small heap: everything that Rust code in it allocates, and what libc allocates for a helper thread
+//! while it is started. It never touches the program's malloc, which may be in the middle of something when it calls us.
+//!
+//! A reservation of its own that grows page by page, cut into blocks of powers of two, with a list of free blocks for each size.
+//! The library's needs are small and similar in size: about 200 bytes for each span in use.
+
+use pagecrew::sys::PAGE_SIZE;
+use pagecrew::sys::memory::{self, Protection, Range};
+use std::alloc::{GlobalAlloc, Layout};
+use std::cell::UnsafeCell;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The largest that the heap can become; halved until the address space has room.
+const RESERVE: usize = 1 << 30;
+const RESERVE_LEAST: usize = 16 << 20;
+/// The heap grows by this much at a time.
+const STEP: usize = 256 << 10;
+/// The smallest block is 2^5 bytes.
+const SMALLEST: u32 = 5;
+const CLASSES: usize = 32 - SMALLEST as usize;
+
+struct Inner {
+    /// Addresses of the first free block of each size; each block holds the address of the next.
+    free: [usize; CLASSES],
+    /// The next address that was never used, up to where the heap is accessible.
+    next: usize,
+    accessible: usize,
+}
+
+/// The heap.
+pub struct Heap {
+    inner: Mutex<Inner>,
+    start: AtomicUsize,
+    len: AtomicUsize,
+    /// The guard that is held from before a fork until after it.
+    held: UnsafeCell<Option<MutexGuard<'static, Inner>>>,
+}
+
+// SAFETY: `held` is only used between the handlers of one fork, by the thread that forks, while it holds the lock.
+unsafe impl Sync for Heap {}
+
+impl Heap {
+    /// An empty heap without address space.
+    pub const fn new() -> Heap {
+        Heap {
+            inner: Mutex::new(Inner { free: [0; CLASSES], next: 0, accessible: 0 }),
+            start: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            held: UnsafeCell::new(None),
+        }
+    }
+
+    /// Whether `address` was allocated here.
+    pub fn contains(&self, address: usize) -> bool {
+        address.wrapping_sub(self.start.load(Ordering::Relaxed)) < self.len.load(Ordering::Relaxed)
+    }
+
+    /// The heap's addresses.
+    pub fn range(&self) -> Range {
+        Range { start: self.start.load(Ordering::Relaxed), len: self.len.load(Ordering::Relaxed) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Holds the heap still for a fork.
+    pub fn before_fork(&'static self) {
+        let guard = self.lock();
+        // SAFETY: the lock is held, so this is the only thread here.
+        unsafe { *self.held.get() = Some(guard) };
+    }
+
+    /// Opens the heap again, in the parent and in the child.
+    pub fn after_fork(&'static self) {
+        // SAFETY: this thread holds the lock since `before_fork`.
+        drop(unsafe { (*self.held.get()).take() });
+    }
+
+    fn class(size: usize) -> usize {
+        (size.max(1).next_power_of_two().trailing_zeros().max(SMALLEST) - SMALLEST) as usize
+    }
+
+    /// `size` bytes, aligned to the next power of two (up to a page).
+    pub fn allocate(&self, size: usize) -> *mut u8 {
+        let class = Self::class(size);
+        if size > RESERVE_LEAST {
+            return null_mut();
+        }
+        let mut inner = self.lock();
+        let head = inner.free[class];
+        if head != 0 {
+            // SAFETY: a free block of the heap holds the address of the next one.
+            inner.free[class] = unsafe { *(head as *const usize) };
+            return head as *mut u8;
+        }
+        let block = 1usize << (class as u32 + SMALLEST);
+        if inner.next == 0 && !self.reserve(&mut inner) {
+            return null_mut();
+        }
+        // Smaller blocks are cut from a page at a time, so that blocks are aligned to their size without gaps.
+        let take = block.max(PAGE_SIZE);
+        let start = inner.next.next_multiple_of(take.min(STEP));
+        let end = start + take;
+        if end > inner.accessible && !self.extend(&mut inner, end) {
+            return null_mut();
+        }
+        inner.next = end;
+        for address in (start + block..end).step_by(block) {
+            // SAFETY: the page was just taken, and is accessible and unused.
+            unsafe { *(address as *mut usize) = inner.free[class] };
+            inner.free[class] = address;
+        }
+        start as *mut u8
+    }
+
+    fn reserve(&self, inner: &mut Inner) -> bool {
+        let mut len = RESERVE;
+        while len >= RESERVE_LEAST {
+            if let Ok(start) = memory::map(len, Protection::None) {
+                (inner.next, inner.accessible) = (start, start);
+                self.len.store(len, Ordering::Relaxed);
+                self.start.store(start, Ordering::Relaxed);
+                return true;
+            }
+            len /= 4;
+        }
+        false
+    }
+
+    fn extend(&self, inner: &mut Inner, end: usize) -> bool {
+        let target = end.next_multiple_of(STEP).min(self.range().end());
+        if target < end {
+            return false;
+        }
+        let range = Range { start: inner.accessible, len: target - inner.accessible };
+        // SAFETY: address space of this heap that nobody uses yet.
+        let granted = unsafe { memory::protect(range, Protection::ReadWrite) }.is_ok();
+        if granted {
+            inner.accessible = target;
+        }
+        granted
+    }
+
+    /// Takes back a block of `size` bytes.
+    ///
+    /// # Safety
+    /// The block came from [`Heap::allocate`] with a size of the same class and is not used any more.
+    unsafe fn release(&self, block: *mut u8, class: usize) {
+        let mut inner = self.lock();
+        // SAFETY: the block is unused, at least 32 bytes long, and aligned to its size.
+        unsafe { *block.cast::<usize>() = inner.free[class] };
+        inner.free[class] = block as usize;
+    }
+
+    /// As `calloc`, for libc: the block remembers its size in front, since libc gives none back.
+    pub fn allocate_for_libc(&self, size: usize) -> *mut u8 {
+        let block = self.allocate(size + 16);
+        if !block.is_null() {
+            // SAFETY: the block is `size` + 16 bytes long and nobody else's.
+            unsafe {
+                std::ptr::write_bytes(block, 0, size + 16);
+                *block.cast::<usize>() = size;
+                return block.add(16);
+            }
+        }
+        block
+    }
+
+    /// The size of a block of [`Heap::allocate_for_libc`].
+    ///
+    /// # Safety
+    /// `block` is such a block.
+    pub unsafe fn size_for_libc(&self, block: *mut u8) -> usize {
+        // SAFETY: the size is written in front of the block.
+        unsafe { *block.sub(16).cast::<usize>() }
+    }
+
+    /// Takes back a block of [`Heap::allocate_for_libc`].
+    ///
+    /// # Safety
+    /// `block` is such a block and is not used any more.
+    pub unsafe fn release_for_libc(&self, block: *mut u8) {
+        // SAFETY: by the function's own contract.
+        unsafe { self.release(block.sub(16), Self::class(self.size_for_libc(block) + 16)) };
+    }
+}
+
+// SAFETY: blocks are disjoint, at least as long as asked for, and aligned to their size, which is at least the alignment asked
+// for as long as that is no more than a page; a larger one is refused. Nothing here unwinds.
+unsafe impl GlobalAlloc for Heap {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if layout.align() > PAGE_SIZE { null_mut() } else { self.allocate(layout.size().max(layout.align())) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: by the trait's contract the block came from `alloc` with this layout.
+        unsafe { self.release(block, Self::class(layout.size().max(layout.align()))) };
+    }
+}

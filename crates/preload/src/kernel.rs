@@ -1,0 +1,78 @@
+//! System call wrappers that this library stands in for, to hear of what a program does to its own spans: advice, locks and
+//! protection stay with a range, so a span that had any is not reused as it is.
+
+use crate::state;
+use pagecrew::sys::HUGE_PAGE_SIZE;
+use std::ffi::c_void;
+
+/// Takes note of a change to a range, if it is one of ours.
+fn note(address: *mut c_void, len: usize) {
+    if state::touches(address as usize, len)
+        && let Some(region) = state::existing_region()
+    {
+        region.mark_altered(address as usize, len);
+    }
+}
+
+/// Whether the advice stays with the range after the call, other than what the range has anyway.
+fn lasting(advice: i32, len: usize) -> bool {
+    const WILLNEED: i32 = libc::MADV_WILLNEED;
+    const DONTNEED: i32 = libc::MADV_DONTNEED;
+    const FREE: i32 = libc::MADV_FREE;
+    const HUGEPAGE: i32 = libc::MADV_HUGEPAGE;
+    match advice {
+        // COLD, PAGEOUT, POPULATE_READ, POPULATE_WRITE, DONTNEED_LOCKED, COLLAPSE.
+        WILLNEED | DONTNEED | FREE | 20..=25 => false,
+        HUGEPAGE => {
+            let on = state::start().is_some_and(|start| start.options.huge_pages);
+            !on || len < HUGE_PAGE_SIZE
+        }
+        _ => true,
+    }
+}
+
+/// `int madvise(void *address, size_t len, int advice)`
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: i32) -> i32 {
+    if lasting(advice, len) {
+        note(address, len);
+    }
+    // SAFETY: by the function's own contract.
+    unsafe { libc::syscall(libc::SYS_madvise, address, len, advice) as i32 }
+}
+
+/// `int mprotect(void *address, size_t len, int protection)`
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mprotect(address: *mut c_void, len: usize, protection: i32) -> i32 {
+    note(address, len);
+    // SAFETY: by the function's own contract.
+    unsafe { libc::syscall(libc::SYS_mprotect, address, len, protection) as i32 }
+}
+
+/// `int mlock(const void *address, size_t len)`
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlock(address: *mut c_void, len: usize) -> i32 {
+    note(address, len);
+    // SAFETY: by the function's own contract.
+    unsafe { libc::syscall(libc::SYS_mlock, address, len) as i32 }
+}
+
+/// `int mlock2(const void *address, size_t len, unsigned flags)`
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlock2(address: *mut c_void, len: usize, flags: u32) -> i32 {
+    note(address, len);
+    // SAFETY: by the function's own contract.
+    unsafe { libc::syscall(libc::SYS_mlock2, address, len, flags) as i32 }
+}

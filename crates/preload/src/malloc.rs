@@ -1,0 +1,348 @@
+//! The malloc family.
+//!
+//! `errno` is only changed where the standard says so: a success keeps it, and `free` always does.
+
+use crate::state::{self, THRESHOLD, ours};
+use crate::{HEAP, next};
+use pagecrew::region::{PointerError, Region, ResizeError};
+use pagecrew::sys::{Errno, PAGE_SIZE, round_up, thread};
+use std::ffi::c_void;
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::Ordering;
+
+type Pointer = *mut c_void;
+
+/// Ends the program with one clear line, as glibc does for a pointer that can't be freed.
+#[cold]
+fn die(function: &str, error: PointerError) -> ! {
+    use std::io::Write;
+    let mut line = [0u8; 160];
+    let mut rest = &mut line[..];
+    let _ = writeln!(rest, "pagecrew: {function}: invalid pointer: {error}");
+    let written = 160 - rest.len();
+    // SAFETY: writes part of a local buffer; abort takes nothing.
+    unsafe {
+        libc::write(2, line.as_ptr().cast(), written);
+        libc::abort()
+    }
+}
+
+/// Runs `body` and keeps `errno` as it was.
+fn keeping_errno<T>(body: impl FnOnce() -> T) -> T {
+    let errno = Errno::last();
+    let result = body();
+    errno.set();
+    result
+}
+
+/// A span of the region; null where there is none to be had, and then the program's own malloc is asked.
+fn span(size: usize, align: usize, zeroed: bool) -> Pointer {
+    keeping_errno(|| {
+        let Some(region) = state::region() else { return null_mut() };
+        let result = if zeroed { region.allocate_zeroed(size, align) } else { region.allocate(size, align) };
+        match result {
+            Ok(pointer) => pointer.as_ptr().cast(),
+            Err(_) => {
+                region.stats().counters.fallbacks.add(1);
+                null_mut()
+            }
+        }
+    })
+}
+
+fn large(size: usize) -> bool {
+    size >= THRESHOLD.load(Ordering::Relaxed)
+}
+
+#[cold]
+#[inline(never)]
+fn malloc_large(size: usize) -> Pointer {
+    let pointer = span(size, 1, false);
+    // SAFETY: any size may be asked for.
+    if pointer.is_null() { unsafe { next::malloc(size) } } else { pointer }
+}
+
+/// `void *malloc(size_t size)`
+#[unsafe(no_mangle)]
+pub extern "C" fn malloc(size: usize) -> Pointer {
+    if large(size) {
+        return malloc_large(size);
+    }
+    // SAFETY: any size may be asked for.
+    unsafe { next::malloc(size) }
+}
+
+#[cold]
+#[inline(never)]
+fn calloc_rare(count: usize, size: usize) -> Pointer {
+    if thread::spawning() {
+        return count.checked_mul(size).map_or(null_mut(), |total| HEAP.allocate_for_libc(total).cast());
+    }
+    let pointer =
+        count.checked_mul(size).filter(|&total| large(total)).map_or(null_mut(), |total| span(total, 1, true));
+    // SAFETY: any numbers may be asked for; the next one refuses an overflow as the standard says.
+    if pointer.is_null() { unsafe { next::calloc(count, size) } } else { pointer }
+}
+
+/// `void *calloc(size_t count, size_t size)`
+#[unsafe(no_mangle)]
+pub extern "C" fn calloc(count: usize, size: usize) -> Pointer {
+    match count.checked_mul(size) {
+        // SAFETY: any numbers may be asked for.
+        Some(total) if !large(total) && !thread::spawning() => unsafe { next::calloc(count, size) },
+        _ => calloc_rare(count, size),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn free_rare(pointer: Pointer) {
+    if HEAP.contains(pointer as usize) {
+        // SAFETY: such blocks are only ever given to libc by `allocate_for_libc`, and come back once.
+        return unsafe { HEAP.release_for_libc(pointer.cast()) };
+    }
+    keeping_errno(|| {
+        if let (Some(region), Some(span)) = (state::existing_region(), NonNull::new(pointer.cast())) {
+            // SAFETY: the program gives the memory back; a pointer that is none of ours is refused.
+            if let Err(error) = unsafe { region.free(span) } {
+                die("free()", error);
+            }
+        }
+    });
+}
+
+/// `void free(void *pointer)`
+///
+/// # Safety
+/// As in C: the pointer is null or came from this family, and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free(pointer: Pointer) {
+    if ours(pointer as usize) || HEAP.contains(pointer as usize) {
+        return free_rare(pointer);
+    }
+    // SAFETY: by the function's own contract it is the next one's.
+    unsafe { next::free(pointer) }
+}
+
+/// Copies what a block holds to a new one of the program's own malloc, and frees it.
+///
+/// # Safety
+/// `span` is a span of the region and is not used any more if this succeeds.
+unsafe fn move_down(region: &Region, span: NonNull<u8>, size: usize) -> Pointer {
+    // SAFETY: any size may be asked for.
+    let new = unsafe { next::malloc(size) };
+    if !new.is_null() {
+        let held = region.usable_size(span).unwrap_or_else(|error| die("realloc()", error));
+        // SAFETY: the new block has `size` bytes, the old one `held`, and they are different.
+        unsafe {
+            std::ptr::copy_nonoverlapping(span.as_ptr(), new.cast(), held.min(size));
+            if let Err(error) = region.free(span) {
+                die("realloc()", error);
+            }
+        }
+    }
+    new
+}
+
+/// # Safety
+/// As [`realloc`]; the pointer is one of ours.
+#[cold]
+#[inline(never)]
+unsafe fn realloc_span(pointer: Pointer, size: usize) -> Pointer {
+    let (Some(region), Some(span)) = (state::existing_region(), NonNull::new(pointer.cast::<u8>())) else {
+        return null_mut();
+    };
+    // SAFETY: by the function's own contract.
+    unsafe {
+        if size == 0 {
+            free(pointer);
+            return null_mut();
+        }
+        let errno = Errno::last();
+        // A little below the threshold a span stays one, so that a size that goes up and down does not copy each time.
+        if size >= THRESHOLD.load(Ordering::Relaxed) / 2 {
+            match region.resize(span, size) {
+                Ok(new) => {
+                    errno.set();
+                    return new.as_ptr().cast();
+                }
+                Err(ResizeError::Pointer(error)) => die("realloc()", error),
+                Err(ResizeError::Memory(_)) => region.stats().counters.fallbacks.add(1),
+            }
+        } else if let Err(error) = region.usable_size(span) {
+            die("realloc()", error);
+        }
+        let new = move_down(region, span, size);
+        if !new.is_null() {
+            errno.set();
+        }
+        new
+    }
+}
+
+/// A block of the program's own malloc that grows past the threshold becomes a span.
+///
+/// # Safety
+/// As [`realloc`]; the pointer is the next one's.
+#[cold]
+#[inline(never)]
+unsafe fn realloc_up(pointer: Pointer, size: usize) -> Pointer {
+    // SAFETY: by the function's own contract.
+    unsafe {
+        let held = next::malloc_usable_size(pointer);
+        // One that is large already was a fallback or comes from before this library; its owner may move it without copying.
+        if held == 0 || held >= size || large(held) {
+            return next::realloc(pointer, size);
+        }
+        let new = span(size, 1, false);
+        if new.is_null() {
+            return next::realloc(pointer, size);
+        }
+        std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), new.cast(), held);
+        next::free(pointer);
+        new
+    }
+}
+
+/// `void *realloc(void *pointer, size_t size)`
+///
+/// # Safety
+/// As in C: the pointer is null or came from this family.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn realloc(pointer: Pointer, size: usize) -> Pointer {
+    // SAFETY: by the function's own contract, each goes to who it belongs to.
+    unsafe {
+        if ours(pointer as usize) {
+            realloc_span(pointer, size)
+        } else if pointer.is_null() {
+            malloc(size)
+        } else if HEAP.contains(pointer as usize) {
+            let new = malloc(size);
+            if !new.is_null() {
+                let held = HEAP.size_for_libc(pointer.cast());
+                std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), new.cast(), held.min(size));
+                HEAP.release_for_libc(pointer.cast());
+            }
+            new
+        } else if large(size) {
+            realloc_up(pointer, size)
+        } else {
+            next::realloc(pointer, size)
+        }
+    }
+}
+
+/// `void *reallocarray(void *pointer, size_t count, size_t size)`
+///
+/// # Safety
+/// As [`realloc`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn reallocarray(pointer: Pointer, count: usize, size: usize) -> Pointer {
+    match count.checked_mul(size) {
+        // SAFETY: by the function's own contract.
+        Some(total) => unsafe { realloc(pointer, total) },
+        None => {
+            Errno(libc::ENOMEM).set();
+            null_mut()
+        }
+    }
+}
+
+/// A span for an aligned request; null where it is not ours to serve.
+fn aligned_span(align: usize, size: usize) -> Pointer {
+    if large(size) && align.is_power_of_two() && align <= pagecrew::region::MAX_ALIGN {
+        span(size, align, false)
+    } else {
+        null_mut()
+    }
+}
+
+/// `void *memalign(size_t align, size_t size)`
+#[unsafe(no_mangle)]
+pub extern "C" fn memalign(align: usize, size: usize) -> Pointer {
+    let pointer = aligned_span(align, size);
+    // SAFETY: any numbers may be asked for.
+    if pointer.is_null() { unsafe { next::memalign(align, size) } } else { pointer }
+}
+
+/// `void *aligned_alloc(size_t align, size_t size)`
+#[unsafe(no_mangle)]
+pub extern "C" fn aligned_alloc(align: usize, size: usize) -> Pointer {
+    let pointer = aligned_span(align, size);
+    // SAFETY: any numbers may be asked for.
+    if pointer.is_null() { unsafe { next::aligned_alloc(align, size) } } else { pointer }
+}
+
+/// `int posix_memalign(void **place, size_t align, size_t size)`
+///
+/// # Safety
+/// As in C: `place` can be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_memalign(place: *mut Pointer, align: usize, size: usize) -> i32 {
+    let pointer = if align.is_multiple_of(size_of::<Pointer>()) { aligned_span(align, size) } else { null_mut() };
+    // SAFETY: by the function's own contract.
+    unsafe {
+        if pointer.is_null() {
+            return next::posix_memalign(place, align, size);
+        }
+        *place = pointer;
+    }
+    0
+}
+
+/// `void *valloc(size_t size)`
+#[unsafe(no_mangle)]
+pub extern "C" fn valloc(size: usize) -> Pointer {
+    memalign(PAGE_SIZE, size)
+}
+
+/// `void *pvalloc(size_t size)`: as `valloc`, with the size rounded up to whole pages.
+#[unsafe(no_mangle)]
+pub extern "C" fn pvalloc(size: usize) -> Pointer {
+    match round_up(size.max(1), PAGE_SIZE) {
+        Some(whole) => memalign(PAGE_SIZE, whole),
+        None => {
+            Errno(libc::ENOMEM).set();
+            null_mut()
+        }
+    }
+}
+
+/// `size_t malloc_usable_size(void *pointer)`
+///
+/// # Safety
+/// As in C: the pointer is null or came from this family.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc_usable_size(pointer: Pointer) -> usize {
+    if let (true, Some(region), Some(span)) =
+        (ours(pointer as usize), state::existing_region(), NonNull::new(pointer.cast()))
+    {
+        return region.usable_size(span).unwrap_or_else(|error| die("malloc_usable_size()", error));
+    }
+    if HEAP.contains(pointer as usize) {
+        // SAFETY: such blocks are only ever given to libc by `allocate_for_libc`.
+        return unsafe { HEAP.size_for_libc(pointer.cast()) };
+    }
+    // SAFETY: by the function's own contract.
+    unsafe { next::malloc_usable_size(pointer) }
+}
+
+/// `void free_sized(void *pointer, size_t size)` (C23)
+///
+/// # Safety
+/// As [`free`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free_sized(pointer: Pointer, _size: usize) {
+    // SAFETY: by the function's own contract.
+    unsafe { free(pointer) }
+}
+
+/// `void free_aligned_sized(void *pointer, size_t align, size_t size)` (C23)
+///
+/// # Safety
+/// As [`free`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free_aligned_sized(pointer: Pointer, _align: usize, _size: usize) {
+    // SAFETY: by the function's own contract.
+    unsafe { free(pointer) }
+}

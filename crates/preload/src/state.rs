@@ -1,0 +1,134 @@
+//! The process's region: made by the first large request, gone with the process.
+
+use crate::next;
+use pagecrew::region::{Options, Region};
+use pagecrew::stats;
+use pagecrew::sys::sched::{self, CpuSet};
+use pagecrew::sys::topology::Topology;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+/// Requests of at least this many bytes are ours; nothing is before the environment was read.
+pub static THRESHOLD: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// The arena; empty before there is one.
+static ARENA_START: AtomicUsize = AtomicUsize::new(0);
+static ARENA_LEN: AtomicUsize = AtomicUsize::new(0);
+static REGION: AtomicPtr<Region> = AtomicPtr::new(std::ptr::null_mut());
+
+const NONE: u32 = 0;
+const MAKING: u32 = 1;
+const MADE: u32 = 2;
+const OFF: u32 = 3;
+static MAKING_STATE: AtomicU32 = AtomicU32::new(NONE);
+
+/// What was found out when the library was loaded.
+pub struct Start {
+    pub options: Options,
+    /// The CPUs that the process was started with: later, a program may pin the thread that brings the work.
+    cpus: CpuSet,
+    pub stats_directory: PathBuf,
+    /// The process whose counters stay behind when it ends.
+    pub keep_stats_of: Option<i32>,
+}
+
+static START: OnceLock<Start> = OnceLock::new();
+
+/// The process that this memory belongs to. A child made by `vfork` has another number and must leave everything alone.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+
+/// Whether `address` lies in the arena.
+#[inline(always)]
+pub fn ours(address: usize) -> bool {
+    address.wrapping_sub(ARENA_START.load(Ordering::Relaxed)) < ARENA_LEN.load(Ordering::Relaxed)
+}
+
+/// Whether any of `[address, address + len)` lies in the arena.
+pub fn touches(address: usize, len: usize) -> bool {
+    let (start, arena) = (ARENA_START.load(Ordering::Relaxed), ARENA_LEN.load(Ordering::Relaxed));
+    arena > 0 && address < start + arena && address.saturating_add(len) > start
+}
+
+/// The region, if there is one already.
+pub fn existing_region() -> Option<&'static Region> {
+    // SAFETY: the pointer is null or a leaked box.
+    unsafe { REGION.load(Ordering::Acquire).as_ref() }
+}
+
+/// The region, made now if need be; `None` where none can be had, and while another thread is making it.
+pub fn region() -> Option<&'static Region> {
+    existing_region().or_else(make)
+}
+
+#[cold]
+fn make() -> Option<&'static Region> {
+    let start = START.get()?;
+    if MAKING_STATE.compare_exchange(NONE, MAKING, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        return existing_region();
+    }
+    let Ok(region) = Region::with(start.options.clone(), start.cpus, Topology::read()) else {
+        MAKING_STATE.store(OFF, Ordering::Release);
+        return None;
+    };
+    // Without it the counters can't be read from outside, which no program should notice.
+    let _ = region.stats().share(&start.stats_directory);
+    let region: &'static Region = Box::leak(Box::new(region));
+    crate::fork::install();
+    let range = region.range();
+    ARENA_START.store(range.start, Ordering::Relaxed);
+    ARENA_LEN.store(range.len, Ordering::Relaxed);
+    REGION.store(std::ptr::from_ref(region).cast_mut(), Ordering::Release);
+    MAKING_STATE.store(MADE, Ordering::Release);
+    Some(region)
+}
+
+/// The start, once the library was loaded.
+pub fn start() -> Option<&'static Start> {
+    START.get()
+}
+
+/// Whether the calling process is the one that owns this memory.
+pub fn own_process() -> bool {
+    // SAFETY: getpid takes nothing and cannot fail.
+    PROCESS.load(Ordering::Relaxed) == unsafe { libc::getpid() }
+}
+
+/// Takes note that this process owns its memory: at the start, and in a forked child.
+pub fn adopt_process() {
+    // SAFETY: as above.
+    PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+}
+
+/// In a forked child: if another thread of the parent was making the region at that moment, the child goes without one.
+pub fn after_fork_in_child() {
+    adopt_process();
+    let _ = MAKING_STATE.compare_exchange(MAKING, OFF, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// Runs when the library is loaded, before the program's own initialisers.
+extern "C" fn load() {
+    next::look_up();
+    adopt_process();
+    let variables =
+        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    // The command has checked and reported already; otherwise this is the only place.
+    let report = std::env::var_os("PAGECREW_CHECKED").is_none();
+    let options = Options::from_environment(variables, |error| {
+        if report {
+            eprintln!("pagecrew: {error}");
+        }
+    });
+    let threshold = options.threshold;
+    let _ = START.set(Start {
+        options,
+        cpus: sched::affinity().unwrap_or_default(),
+        stats_directory: stats::directory(),
+        keep_stats_of: std::env::var("PAGECREW_STATS_KEEP").ok().and_then(|text| text.parse().ok()),
+    });
+    crate::exit::install();
+    THRESHOLD.store(threshold, Ordering::Release);
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOAD: extern "C" fn() = load;

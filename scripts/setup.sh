@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# Sets up what `make demo`, `make bench` and `make test` use besides Rust, gcc and python3: Debian packages and a private
+# Python environment in .venv. May be run any number of times; what is there already costs nothing.
+#
+# As root it installs what is missing. Without root it says what is missing and goes on: what needs it is then left out.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# One package a line, or alternatives of which the first known one is taken: some names differ between releases of Debian.
+packages=(
+    # The programs that the demo runs.
+    redis-server
+    rocksdb-tools
+    # The mallocs that the benches compare with.
+    libjemalloc2
+    "libmimalloc2.0 libmimalloc3"
+    "libtcmalloc-minimal4t64 libtcmalloc-minimal4"
+    # What the tests build and run.
+    gcc
+    g++
+    make
+    musl-tools
+    python3-venv
+    shellcheck
+    sqlite3
+    strace
+    stress-ng
+)
+if [ "$(uname -m)" = x86_64 ]; then
+    packages+=(gcc-multilib)
+fi
+
+# Versions that have wheels for Python 3.11 to 3.13.
+requirements=(numpy==2.2.6 pandas==2.2.3 pytest==8.4.2 hypothesis==6.140.2)
+
+say() {
+    printf 'setup: %s\n' "$*" >&2
+}
+
+installed() {
+    [ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+any_installed() {
+    local name
+    for name in "$@"; do
+        if installed "$name"; then return 0; fi
+    done
+    return 1
+}
+
+# Prints the first of the alternatives that this release has, or the first one where it has none.
+choose() {
+    local name
+    for name in "$@"; do
+        if apt-cache show --no-all-versions "$name" >/dev/null 2>&1; then
+            echo "$name"
+            return
+        fi
+    done
+    echo "$1"
+}
+
+# Installs packages without starting the services in them: nothing here uses the machine's own Redis.
+install() {
+    local policy=/usr/sbin/policy-rc.d redis_was_there=no status=0
+    if installed redis-server; then redis_was_there=yes; fi
+    if [ -e "$policy" ]; then
+        policy=
+    else
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod 755 "$policy"
+    fi
+    DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends "$@" >&2 || status=$?
+    if [ -n "$policy" ]; then rm -f "$policy"; fi
+    if [ "$redis_was_there" = no ] && installed redis-server && command -v systemctl >/dev/null; then
+        systemctl disable --now redis-server >/dev/null 2>&1 || true
+    fi
+    return "$status"
+}
+
+debian_packages() {
+    local entry missing=() chosen=() alternatives
+    for entry in "${packages[@]}"; do
+        read -ra alternatives <<<"$entry"
+        if ! any_installed "${alternatives[@]}"; then missing+=("$entry"); fi
+    done
+    if [ "${#missing[@]}" -eq 0 ]; then return; fi
+    if [ "$(id -u)" -ne 0 ]; then
+        say "not root, so these packages are not installed, and what needs them is left out: ${missing[*]%% *}"
+        return
+    fi
+    apt-get update --quiet >&2 || say "the package lists could not be brought up to date; going on with those that are here"
+    for entry in "${missing[@]}"; do
+        read -ra alternatives <<<"$entry"
+        chosen+=("$(choose "${alternatives[@]}")")
+    done
+    say "installing ${chosen[*]}"
+    if install "${chosen[@]}"; then return; fi
+    # One package that can't be had must not keep out the others.
+    for entry in "${chosen[@]}"; do
+        install "$entry" || say "$entry could not be installed; what needs it is left out"
+    done
+}
+
+python_environment() {
+    local python=.venv/bin/python wanted="${requirements[*]}"
+    if [ -x "$python" ] && [ "$(cat .venv/requirements 2>/dev/null)" = "$wanted" ]; then return; fi
+    if ! command -v python3 >/dev/null; then
+        say "no python3; what needs NumPy and pandas is left out"
+        return
+    fi
+    say "making .venv with $wanted"
+    # The pip in a broken environment may be what broke it, so a new one replaces it.
+    if ! python3 -m venv --clear .venv >&2; then
+        say "python3 -m venv failed (package python3-venv); what needs NumPy and pandas is left out"
+        return
+    fi
+    if ! "$python" -m pip install --quiet --disable-pip-version-check --only-binary :all: "${requirements[@]}" >&2; then
+        say "pip could not install $wanted; what needs them is left out"
+        return
+    fi
+    printf '%s\n' "$wanted" >.venv/requirements
+}
+
+if command -v apt-get >/dev/null && command -v dpkg-query >/dev/null; then
+    debian_packages
+else
+    say "no apt-get here; install by hand what these packages hold: ${packages[*]%% *}"
+fi
+python_environment
