@@ -59,7 +59,15 @@ fn large(size: usize) -> bool {
 fn malloc_large(size: usize) -> Pointer {
     let pointer = span(size, 1, false);
     // SAFETY: any size may be asked for.
-    if pointer.is_null() { unsafe { next::malloc(size) } } else { pointer }
+    if pointer.is_null() { or_out_of_memory(unsafe { next::malloc(size) }) } else { pointer }
+}
+
+/// Sees to it that a failure says why: not every malloc sets `errno` for a size that no memory could have.
+fn or_out_of_memory(pointer: Pointer) -> Pointer {
+    if pointer.is_null() {
+        Errno(libc::ENOMEM).set();
+    }
+    pointer
 }
 
 /// `void *malloc(size_t size)`
@@ -81,7 +89,7 @@ fn calloc_rare(count: usize, size: usize) -> Pointer {
     let pointer =
         count.checked_mul(size).filter(|&total| large(total)).map_or(null_mut(), |total| span(total, 1, true));
     // SAFETY: any numbers may be asked for; the next one refuses an overflow as the standard says.
-    if pointer.is_null() { unsafe { next::calloc(count, size) } } else { pointer }
+    if pointer.is_null() { or_out_of_memory(unsafe { next::calloc(count, size) }) } else { pointer }
 }
 
 /// `void *calloc(size_t count, size_t size)`

@@ -91,6 +91,8 @@ pub struct Core {
     /// Zeroed bytes asked for since the last tick, and whether any ever were.
     zeroes_wanted: AtomicUsize,
     wants_zeroes: AtomicBool,
+    /// Bytes zeroed ahead that were used where zeroes were not needed, since the last tick.
+    zeroes_wasted: AtomicUsize,
     /// Stops the zeroing that the tick is at.
     zeroing_revoked: AtomicU32,
     revocable: AtomicBool,
@@ -179,6 +181,7 @@ impl Core {
             next_tick_ns: AtomicU64::new(0),
             zeroes_wanted: AtomicUsize::new(0),
             wants_zeroes: AtomicBool::new(false),
+            zeroes_wasted: AtomicUsize::new(0),
             zeroing_revoked: AtomicU32::new(0),
             revocable: AtomicBool::new(false),
             moved: AtomicUsize::new(0),
@@ -243,7 +246,8 @@ impl Core {
     }
 
     fn allocate_in(&self, zone: &Zone, usable: usize, align: usize, want: Want) -> Option<Grant> {
-        let len = self.span_len(usable, zone.granule)?;
+        // A small arena, as under RLIMIT_AS, is not aligned to more than a huge page.
+        let len = self.span_len(usable, zone.granule).filter(|_| zone.range.start.is_multiple_of(align))?;
         let mut guard = zone.lock();
         let inner = &mut *guard;
         let grant = inner.map.allocate(len, usable, align, want, self.can_revoke())?;
@@ -333,13 +337,23 @@ impl Core {
         self.revocable.load(Ordering::Relaxed)
     }
 
-    /// Takes note of a call: how much was asked for as zeroes, and that the program is active.
-    pub fn note_call(&self, zeroes: usize) {
-        if zeroes > 0 {
-            self.zeroes_wanted.fetch_add(zeroes, Ordering::Relaxed);
-            self.wants_zeroes.store(true, Ordering::Relaxed);
-        }
+    /// Takes note that the program is active.
+    pub fn note_call(&self) {
         self.last_call_ns.store(clock::now_ns(), Ordering::Relaxed);
+    }
+
+    /// Takes note of what a span was wanted for and of what it consists.
+    pub fn note_want(&self, want: Want, usable: usize, pieces: &[Piece]) {
+        if want == Want::Zeroes {
+            self.zeroes_wanted.fetch_add(usable, Ordering::Relaxed);
+            self.wants_zeroes.store(true, Ordering::Relaxed);
+            return;
+        }
+        let zeroed = pieces.iter().filter(|piece| matches!(piece.state, State::Zeroed | State::Zeroing(_)));
+        let wasted: usize = zeroed.map(|piece| piece.len).sum();
+        if wasted > 0 {
+            self.zeroes_wasted.fetch_add(wasted, Ordering::Relaxed);
+        }
     }
 
     /// How much may be retained once the program has done what it is about to do. The process's size is read anew if that was
@@ -434,6 +448,7 @@ impl Core {
         if wanted > 0 {
             background.demand.note(wanted, now);
         }
+        background.demand.wasted(self.zeroes_wasted.swap(0, Ordering::Relaxed));
         let goal = background.demand.goal(now);
         if goal == 0 {
             self.wants_zeroes.store(false, Ordering::Relaxed);

@@ -192,7 +192,8 @@ impl Region {
         counters.allocations.add(1);
         counters.allocated_bytes.add(usable as u64);
         counters.reused_bytes.add((grant.len - fresh) as u64);
-        core.note_call(if want == Want::Zeroes { usable } else { 0 });
+        core.note_call();
+        core.note_want(want, usable, &grant.pieces);
         core.note_reuse(grant.len - fresh);
         if want == Want::Zeroes {
             counters.zeroing_skipped_bytes.add(core.clear(&self.crew, zone, &grant, usable) as u64);
@@ -265,7 +266,7 @@ impl Region {
         core.changed(zone, &mut inner);
         drop(inner);
         core.counters().frees.add(1);
-        core.note_call(0);
+        core.note_call();
         if let Some((offset, len)) = discard {
             core.discard(&self.crew, zone, offset, len);
         }

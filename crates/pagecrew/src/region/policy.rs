@@ -148,6 +148,11 @@ impl ZeroDemand {
         self.level = self.level.max(self.sum);
     }
 
+    /// Takes note that `bytes` that were zeroed ahead were used where zeroes were not needed: that much less is worth having.
+    pub fn wasted(&mut self, bytes: usize) {
+        self.level = self.level.saturating_sub(bytes);
+    }
+
     /// Bytes that are worth having zeroed at time `now`.
     pub fn goal(&mut self, now: u64) -> usize {
         self.advance(now);
@@ -262,5 +267,15 @@ mod tests {
         let later = demand.goal(6_000_000_000);
         assert!(later > G / 20 && later < G / 5, "{later}");
         assert_eq!(demand.goal(3_600_000_000_000), 0);
+    }
+
+    #[test]
+    fn zeroing_for_a_program_that_does_not_want_zeroes_ends() {
+        let mut demand = ZeroDemand::default();
+        demand.note(G, 1_000_000_000);
+        demand.wasted(G / 2);
+        assert_eq!(demand.goal(1_000_000_000), G / 2);
+        demand.wasted(G);
+        assert_eq!(demand.goal(1_000_000_000), 0);
     }
 }

@@ -1,0 +1,59 @@
+# What people type. `make` lists it.
+
+CARGO ?= cargo
+PREFIX ?= /usr/local
+DESTDIR ?=
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+RELEASE := $(TARGET)/release
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: setup build ## Real programs with and without Pagecrew: time, page faults, memory
+	$(RELEASE)/pagecrew demo
+
+.PHONY: test
+test: setup build ## Every test that takes no longer than a few minutes
+	$(CARGO) test --workspace --release
+	@if [ -e scripts/test-real.sh ]; then bash scripts/test-real.sh; fi
+
+.PHONY: test-long
+test-long: setup build ## Every test
+	$(CARGO) test --workspace --release -- --include-ignored
+	@if [ -e scripts/test-real.sh ]; then bash scripts/test-real.sh --long; fi
+
+.PHONY: bench
+bench: setup build ## Every benchmark, side by side with what a user would have instead
+	$(RELEASE)/pagecrew bench
+
+.PHONY: check
+check: ## Format, lints and documentation, with warnings as errors
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	@if command -v shellcheck >/dev/null; then \
+		shellcheck scripts/*.sh .ci/run; \
+	else \
+		echo "check: shellcheck is not installed; the scripts are not checked" >&2; \
+	fi
+
+.PHONY: build
+build: ## The command and the preload library
+	$(CARGO) build --workspace --release
+
+.PHONY: setup
+setup: ## What the demo, the benchmarks and the tests use besides Rust, gcc and python3
+	@bash scripts/setup.sh
+
+.PHONY: install
+install: build ## The command and the library into PREFIX (default: /usr/local)
+	install -D -m 755 $(RELEASE)/pagecrew $(DESTDIR)$(PREFIX)/bin/pagecrew
+	install -D -m 644 $(RELEASE)/libpagecrew_preload.so $(DESTDIR)$(PREFIX)/lib/pagecrew/libpagecrew_preload.so
+
+.PHONY: clean
+clean: ## Remove what was built
+	$(CARGO) clean
