@@ -111,9 +111,14 @@ fn free_rare(pointer: Pointer) {
     }
     keeping_errno(|| {
         if let (Some(region), Some(span)) = (state::existing_region(), NonNull::new(pointer.cast())) {
-            // SAFETY: the program gives the memory back; a pointer that is none of ours is refused.
-            if let Err(error) = unsafe { region.free(span) } {
-                die("free()", error);
+            // SAFETY: the program gives the memory back; a pointer that is none of ours is refused. Where the arena was cut
+            // short, the program's own malloc may have memory.
+            unsafe {
+                match region.free(span) {
+                    Ok(()) => {}
+                    Err(PointerError::Foreign(_)) => next::free(pointer),
+                    Err(error) => die("free()", error),
+                }
             }
         }
     });
@@ -162,6 +167,9 @@ unsafe fn realloc_span(pointer: Pointer, size: usize) -> Pointer {
     };
     // SAFETY: by the function's own contract.
     unsafe {
+        if let Err(PointerError::Foreign(_)) = region.usable_size(span) {
+            return next::realloc(pointer, size);
+        }
         if size == 0 {
             free(pointer);
             return null_mut();
@@ -325,7 +333,11 @@ pub unsafe extern "C" fn malloc_usable_size(pointer: Pointer) -> usize {
     if let (true, Some(region), Some(span)) =
         (ours(pointer as usize), state::existing_region(), NonNull::new(pointer.cast()))
     {
-        return region.usable_size(span).unwrap_or_else(|error| die("malloc_usable_size()", error));
+        match region.usable_size(span) {
+            Ok(size) => return size,
+            Err(PointerError::Foreign(_)) => {}
+            Err(error) => die("malloc_usable_size()", error),
+        }
     }
     if HEAP.contains(pointer as usize) {
         // SAFETY: such blocks are only ever given to libc by `allocate_for_libc`.

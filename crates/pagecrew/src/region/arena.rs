@@ -9,6 +9,7 @@
 use crate::sys::memory::{self, Advice, Protection, Range};
 use crate::sys::procfs::{self, Buffer};
 use crate::sys::{Errno, HUGE_PAGE_SIZE};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Zones are aligned to this, so that the largest alignment that a span can have is the same everywhere.
 pub const ZONE_ALIGN: usize = 1 << 30;
@@ -22,7 +23,7 @@ pub struct Arena {
     mapped: Range,
     /// The usable part.
     range: Range,
-    exact: bool,
+    exact: AtomicBool,
 }
 
 /// A limit of this process in bytes; `None` if it has none.
@@ -66,7 +67,7 @@ impl Arena {
                 return Ok(Arena {
                     mapped: Range { start, len: len + align },
                     range: Range { start: aligned, len },
-                    exact,
+                    exact: AtomicBool::new(exact),
                 });
             }
             len = (len / 2) & !(HUGE_PAGE_SIZE - 1);
@@ -81,7 +82,12 @@ impl Arena {
 
     /// Whether access rights follow use exactly.
     pub fn exact(&self) -> bool {
-        self.exact
+        self.exact.load(Ordering::Relaxed)
+    }
+
+    /// From now on, access rights follow use exactly: the program has set itself a limit. Called with every zone locked.
+    pub fn be_exact(&self) {
+        self.exact.store(true, Ordering::Relaxed);
     }
 
     /// Makes `range` accessible, of which `pieces` were not; with a frontier, moves `frontier` (an address) as far as needed,
@@ -91,7 +97,7 @@ impl Arena {
     /// `ENOMEM` where the kernel refuses the memory; nothing has changed for the program then.
     pub fn commit(&self, pieces: impl Iterator<Item = Range>, frontier: &mut usize, end: usize) -> Result<(), Errno> {
         for piece in pieces {
-            if self.exact {
+            if self.exact() {
                 // SAFETY: more rights on address space that nobody uses yet harm nobody.
                 unsafe { memory::protect(piece, Protection::ReadWrite)? };
             } else if piece.end() > *frontier {
@@ -112,7 +118,7 @@ impl Arena {
     /// # Errors
     /// `ENOMEM` at `vm.max_map_count`; the range must not be used again then.
     pub unsafe fn renew(&self, range: Range, huge_pages: Option<bool>) -> Result<(), Errno> {
-        let protection = if self.exact { Protection::None } else { Protection::ReadWrite };
+        let protection = if self.exact() { Protection::None } else { Protection::ReadWrite };
         // SAFETY: by the function's own contract.
         unsafe { memory::map_fresh(range, protection)? };
         advise_huge_pages(range, huge_pages);

@@ -9,7 +9,7 @@ use super::signals::SignalReader;
 use super::spans::{Grant, Marks, Piece, SpanMap, State, Want};
 use crate::crew::{Crew, Employer, Operation, Task, Tick};
 use crate::stats::{Counters, StatsPage};
-use crate::sys::memory::{self, Advice, Range};
+use crate::sys::memory::{self, Advice, Protection, Range};
 use crate::sys::topology::{MAX_NODES, Topology};
 use crate::sys::zero::{self, Use};
 use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, clock, membarrier, pagemap, procfs, sched};
@@ -120,7 +120,7 @@ impl Zone {
 
 /// Whether the kernel has guard pages without mappings of their own (6.13).
 fn guards_work() -> bool {
-    let Ok(start) = memory::map(PAGE_SIZE, memory::Protection::ReadWrite) else { return false };
+    let Ok(start) = memory::map(PAGE_SIZE, Protection::ReadWrite) else { return false };
     let page = Range { start, len: PAGE_SIZE };
     // SAFETY: the page was mapped above and nobody else knows of it.
     unsafe {
@@ -523,6 +523,25 @@ impl Core {
     /// As [`Core::span_len`] for the zone's granule.
     pub fn len_in(&self, zone: &Zone, usable: usize) -> Option<usize> {
         self.span_len(usable, zone.granule)
+    }
+
+    /// Gives up the address space of a zone that was never used, and access to what is not in use.
+    pub fn tighten(&self, zone: &Zone) {
+        let mut inner = zone.lock();
+        self.arena.be_exact();
+        let before = inner.map.len();
+        let len = inner.map.truncate();
+        inner.frontier = inner.frontier.min(zone.range.start + len);
+        // SAFETY: address space that no span has; what the map does not cover any more is never looked at again.
+        unsafe {
+            if len < before {
+                let _ = memory::unmap(zone.at(len, before - len));
+            }
+            for (offset, len) in inner.map.reserved() {
+                let _ = memory::protect(zone.at(offset, len), Protection::None);
+            }
+        }
+        self.publish(zone, &mut inner);
     }
 
     /// Before a fork: the ranges that a child does not need are marked so that the kernel does not copy them.

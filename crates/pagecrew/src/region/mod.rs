@@ -221,7 +221,9 @@ impl Region {
     fn place(&self, pointer: NonNull<u8>) -> Result<(&Zone, usize), PointerError> {
         let address = pointer.as_ptr() as usize;
         let zone = self.core().zone_of(address).ok_or(PointerError::Foreign(address))?;
-        Ok((zone, address - zone.range.start))
+        let offset = address - zone.range.start;
+        // Behind the end of a zone that was cut short, others may have mapped something.
+        if offset < zone.lock().map.len() { Ok((zone, offset)) } else { Err(PointerError::Foreign(address)) }
     }
 
     /// What is wrong with a pointer at which no span begins.
@@ -401,7 +403,9 @@ impl Region {
         while let Some(zone) = core.zone_of(at).filter(|_| at < end) {
             let mut inner = zone.lock();
             let offset = at - zone.range.start;
-            let Some((start, segment)) = inner.map.segment_of(offset) else { return };
+            let Some((start, segment)) = inner.map.segment_of(offset).filter(|_| offset < inner.map.len()) else {
+                return;
+            };
             if segment.state == State::InUse {
                 inner.map.mark(offset, Marks { altered: true, ..Marks::default() });
             }
@@ -413,6 +417,13 @@ impl Region {
     pub fn trim(&self) {
         self.core().discard_down_to(&self.crew, 0);
         self.crew.assist(Operation::Discard, || false);
+    }
+
+    /// Makes do with as little address space and accessible memory as possible, from now on: what is retained goes back and what
+    /// was never used is given up. For a program that sets itself a limit (`RLIMIT_AS`, `RLIMIT_DATA`).
+    pub fn tighten(&self) {
+        self.trim();
+        self.core().zones.iter().for_each(|zone| self.core().tighten(zone));
     }
 
     /// Holds the region still for a fork. Call it before, then drop what it returns in the parent and hand it to

@@ -526,6 +526,30 @@ impl SpanMap {
         self.put_joined(offset, Segment { state: State::Reserved, marks, ..segment });
     }
 
+    /// Cuts the unused end off the zone. Returns the zone's new length; at least one granule stays.
+    pub fn truncate(&mut self) -> usize {
+        if let Some((offset, segment)) =
+            self.segment_of(self.len - 1).filter(|(_, segment)| segment.state == State::Reserved)
+        {
+            self.take(offset);
+            self.len = offset.max(self.granule);
+            if offset < self.len {
+                self.put(offset, Segment { len: self.len - offset, ..segment });
+            }
+        }
+        self.len
+    }
+
+    /// Length of the zone in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The segments that are only address space, as offset and length.
+    pub fn reserved(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.available[0].iter().map(|&(len, offset)| (offset, len))
+    }
+
     /// In a forked child: what its parent wiped (`wiped`) is address space; whatever else a helper of the parent was at is dirty.
     pub fn after_fork(&mut self, wiped: impl Fn(&Segment) -> bool) {
         let backed: Vec<(usize, Segment)> = self.backed().collect();
@@ -671,6 +695,19 @@ mod tests {
         map.undo(&grant);
         map.check();
         assert_eq!(map.bytes(), before);
+    }
+
+    #[test]
+    fn the_unused_end_can_be_cut_off() {
+        let mut map = map();
+        let span = allocate(&mut map, 8, Want::Any);
+        assert_eq!((map.truncate(), map.len()), (8 * G, 8 * G));
+        map.check();
+        assert_eq!(map.allocate(G, G, 1, Want::Any, true), None);
+        let (offset, len) = map.release(span.offset, 0).unwrap();
+        map.finish_discard(offset, len, false);
+        assert_eq!(map.truncate(), G);
+        map.check();
     }
 
     #[test]

@@ -250,6 +250,29 @@ fn a_full_arena_is_an_error_and_recovers() {
 }
 
 #[test]
+fn a_tightened_region_gives_up_what_it_does_not_use() {
+    let region = region(|_| {});
+    let span = region.allocate(8 * MIB, 1).unwrap();
+    bytes(span, 8 * MIB).fill(5);
+    region.tighten();
+    assert!(region.snapshot().bytes().total() < 1 << 30);
+    assert!(bytes(span, 8 * MIB).iter().all(|&byte| byte == 5));
+    assert!(region.allocate(64 * MIB, 1).is_err());
+    let behind = NonNull::new(span.as_ptr().wrapping_add(1 << 32)).unwrap();
+    assert_eq!(region.usable_size(behind), Err(PointerError::Foreign(behind.as_ptr() as usize)));
+    free(&region, span);
+    region.trim();
+    eventually("the same place is usable again", Duration::from_secs(5), || match region.allocate_zeroed(8 * MIB, 1) {
+        Ok(span) => {
+            assert!(bytes(span, 8 * MIB).iter().all(|&byte| byte == 0));
+            free(&region, span);
+            true
+        }
+        Err(_) => false,
+    });
+}
+
+#[test]
 fn guards_stand_behind_every_span() {
     let region = region(|options| options.guards = true);
     for size in [MIB, 2 * MIB, 3 * MIB + 4096] {
