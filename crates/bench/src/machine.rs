@@ -37,7 +37,7 @@ fn fitting(wanted: usize, available: usize) -> usize {
 /// If the process fails.
 pub fn warm(bytes: usize, report: &Report) -> Result<()> {
     report.expect(1, "warming the memory up");
-    program::run(&mut program::worker(&Contestant::plain("glibc"), &["warm", &bytes.to_string()])?)?;
+    program::run(&mut program::worker(&Contestant::plain("glibc"), &["warm", &bytes.to_string()]))?;
     report.step();
     Ok(())
 }

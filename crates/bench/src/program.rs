@@ -42,15 +42,15 @@ fn figure(line: &str) -> Result<f64> {
     line.trim().parse().with_context(|| format!("'{line}' is not a figure"))
 }
 
+/// This very executable, even if another one has taken its place since it was started.
+const THIS_EXECUTABLE: &str = "/proc/self/exe";
+
 /// This executable as a worker with `arguments`, on `contestant`'s memory.
-///
-/// # Errors
-/// If the executable's path is not known.
-pub fn worker(contestant: &Contestant, arguments: &[&str]) -> Result<Command> {
-    let mut command = Command::new(std::env::current_exe().context("this executable's path is not known")?);
+pub fn worker(contestant: &Contestant, arguments: &[&str]) -> Command {
+    let mut command = Command::new(THIS_EXECUTABLE);
     command.arg("bench-worker").args(arguments);
     contestant.prepare(&mut command);
-    Ok(command)
+    command
 }
 
 /// Runs `command` to its end and returns what it printed and used.
@@ -80,7 +80,10 @@ impl Running {
     /// # Errors
     /// If it can't be started.
     pub fn start(command: &mut Command) -> Result<Running> {
-        let name = command.get_program().display().to_string();
+        let name = match command.get_program() {
+            program if program == THIS_EXECUTABLE => format!("bench worker {:?}", command.get_args().nth(1)),
+            program => program.display().to_string(),
+        };
         // SAFETY: between fork and exec the closure makes one system call and touches no memory of its parent's.
         unsafe {
             command.pre_exec(|| {

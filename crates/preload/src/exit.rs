@@ -53,7 +53,7 @@ fn finish(status: i32, flush: bool) {
         return;
     }
     end_stats();
-    if !state::start().is_some_and(|start| start.options.exit) || !Region::worth_giving_back() {
+    if !state::start().is_some_and(|start| start.options.exit) || HEAP.outgrown() || !Region::worth_giving_back() {
         return;
     }
     let Some(region) = state::region() else { return };

@@ -12,9 +12,11 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The largest that the heap can become; halved until the address space has room.
-const RESERVE: usize = 1 << 30;
-const RESERVE_LEAST: usize = 16 << 20;
+/// What is reserved in one piece: enough for some 300,000 spans. A quarter where the address space has no room.
+const RESERVE: usize = 64 << 20;
+const RESERVE_LEAST: usize = 1 << 20;
+/// When that is used up, the heap goes on in further pieces of this size, wherever they are.
+const FURTHER: usize = 16 << 20;
 /// The heap grows by this much at a time.
 const STEP: usize = 256 << 10;
 /// The smallest block is 2^5 bytes.
@@ -24,9 +26,10 @@ const CLASSES: usize = 32 - SMALLEST as usize;
 struct Inner {
     /// Addresses of the first free block of each size; each block holds the address of the next.
     free: [usize; CLASSES],
-    /// The next address that was never used, up to where the heap is accessible.
+    /// The next address that was never used, up to where the heap is accessible, up to where it may become so.
     next: usize,
     accessible: usize,
+    end: usize,
 }
 
 /// The heap.
@@ -45,7 +48,7 @@ impl Heap {
     /// An empty heap without address space.
     pub const fn new() -> Heap {
         Heap {
-            inner: Mutex::new(Inner { free: [0; CLASSES], next: 0, accessible: 0 }),
+            inner: Mutex::new(Inner { free: [0; CLASSES], next: 0, accessible: 0, end: 0 }),
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
             held: UnsafeCell::new(None),
@@ -57,7 +60,12 @@ impl Heap {
         address.wrapping_sub(self.start.load(Ordering::Relaxed)) < self.len.load(Ordering::Relaxed)
     }
 
-    /// The heap's addresses.
+    /// Whether the heap has outgrown its first piece.
+    pub fn outgrown(&self) -> bool {
+        !self.contains(self.lock().end.wrapping_sub(1))
+    }
+
+    /// The addresses of the heap's first piece.
     pub fn range(&self) -> Range {
         Range { start: self.start.load(Ordering::Relaxed), len: self.len.load(Ordering::Relaxed) }
     }
@@ -86,7 +94,7 @@ impl Heap {
     /// `size` bytes, aligned to the next power of two (up to a page).
     pub fn allocate(&self, size: usize) -> *mut u8 {
         let class = Self::class(size);
-        if size > RESERVE_LEAST {
+        if size > FURTHER {
             return null_mut();
         }
         let mut inner = self.lock();
@@ -97,14 +105,20 @@ impl Heap {
             return head as *mut u8;
         }
         let block = 1usize << (class as u32 + SMALLEST);
-        if inner.next == 0 && !self.reserve(&mut inner) {
-            return null_mut();
-        }
         // Smaller blocks are cut from a page at a time, so that blocks are aligned to their size without gaps.
         let take = block.max(PAGE_SIZE);
-        let start = inner.next.next_multiple_of(take.min(STEP));
-        let end = start + take;
-        if end > inner.accessible && !self.extend(&mut inner, end) {
+        let place = |inner: &Inner| {
+            let start = inner.next.next_multiple_of(take.min(STEP));
+            (start, start + take)
+        };
+        let (mut start, mut end) = place(&inner);
+        if end > inner.end {
+            if !self.reserve(&mut inner, take) {
+                return null_mut();
+            }
+            (start, end) = place(&inner);
+        }
+        if end > inner.accessible && !Self::extend(&mut inner, end) {
             return null_mut();
         }
         inner.next = end;
@@ -116,13 +130,17 @@ impl Heap {
         start as *mut u8
     }
 
-    fn reserve(&self, inner: &mut Inner) -> bool {
-        let mut len = RESERVE;
-        while len >= RESERVE_LEAST {
+    /// Reserves the first or a further piece with room for `take` bytes.
+    fn reserve(&self, inner: &mut Inner, take: usize) -> bool {
+        let first = self.len.load(Ordering::Relaxed) == 0;
+        let mut len = if first { RESERVE } else { FURTHER + take };
+        while len >= RESERVE_LEAST.max(2 * take) {
             if let Ok(start) = memory::map(len, Protection::None) {
-                (inner.next, inner.accessible) = (start, start);
-                self.len.store(len, Ordering::Relaxed);
-                self.start.store(start, Ordering::Relaxed);
+                (inner.next, inner.accessible, inner.end) = (start, start, start + len);
+                if first {
+                    self.len.store(len, Ordering::Relaxed);
+                    self.start.store(start, Ordering::Relaxed);
+                }
                 return true;
             }
             len /= 4;
@@ -130,11 +148,8 @@ impl Heap {
         false
     }
 
-    fn extend(&self, inner: &mut Inner, end: usize) -> bool {
-        let target = end.next_multiple_of(STEP).min(self.range().end());
-        if target < end {
-            return false;
-        }
+    fn extend(inner: &mut Inner, end: usize) -> bool {
+        let target = end.next_multiple_of(STEP).min(inner.end);
         let range = Range { start: inner.accessible, len: target - inner.accessible };
         // SAFETY: address space of this heap that nobody uses yet.
         let granted = unsafe { memory::protect(range, Protection::ReadWrite) }.is_ok();

@@ -69,7 +69,7 @@ fn churn(setting: &Setting, report: &mut Report, other_work: u32) -> Result<()> 
     };
     let contestants = everyone(setting);
     let results = alternate(report, &case, setting.repetitions(), &contestants, |contestant| {
-        program::run(&mut worker(contestant, &["churn", &bytes.to_string(), &other_work.to_string()])?)?.figures()
+        program::run(&mut worker(contestant, &["churn", &bytes.to_string(), &other_work.to_string()]))?.figures()
     })?;
     let comparison = |peer: &Contestant| {
         let bar = if peer.name == "glibc" { over_glibc } else { over_others };
@@ -85,7 +85,7 @@ fn grow(setting: &Setting, report: &mut Report) -> Result<()> {
     let case = format!("realloc {} to {}", Bytes(first as u64), Bytes(last as u64));
     let contestants = [setting.ours.clone(), glibc()];
     let results = alternate(report, &case, setting.repetitions(), &contestants, |contestant| {
-        program::run(&mut worker(contestant, &["grow", &first.to_string(), &last.to_string()])?)?.figures()
+        program::run(&mut worker(contestant, &["grow", &first.to_string(), &last.to_string()]))?.figures()
     })?;
     for (index, part) in ["the whole job", "inside realloc"].iter().enumerate() {
         let comparison = |_: &Contestant| Comparison::new(BENCH, format!("{case}, {part}"), "ms").bar(Bar::Ratio(1.0));
@@ -100,7 +100,7 @@ fn pairs(setting: &Setting, report: &mut Report) -> Result<()> {
     let contestants = [setting.ours.clone(), Contestant::plain("without")];
     let pairs = setting.size(50_000_000, 10_000_000).to_string();
     let results = alternate(report, case, setting.repetitions() + 2, &contestants, |contestant| {
-        program::run(&mut worker(contestant, &["pairs", "64", &pairs])?)?.figures()
+        program::run(&mut worker(contestant, &["pairs", "64", &pairs]))?.figures()
     })?;
     let comparison = |_: &Contestant| Comparison::new(BENCH, case, "ns").bar(Bar::Ratio(0.9));
     add_rows(report, comparison, &contestants, &results, 0)

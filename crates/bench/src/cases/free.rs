@@ -38,7 +38,7 @@ fn release(setting: &Setting, report: &mut Report, bytes: usize) -> Result<()> {
         let case = format!("{} in 4 KiB pages, {what}", Bytes(bytes as u64));
         let results = alternate(report, &case, setting.repetitions(), &contestants, |contestant| {
             let origin = if contestant.name == "munmap" { "map" } else { "malloc" };
-            crate::program::run(&mut worker(contestant, &[program, origin, &bytes.to_string()])?)?.figures()
+            crate::program::run(&mut worker(contestant, &[program, origin, &bytes.to_string()]))?.figures()
         })?;
         let comparison = |_: &Contestant| Comparison::new(BENCH, &case, "ms").bar(Bar::Ratio(bar));
         for row in against_the_first(comparison, &contestants, &results, 0) {
@@ -54,7 +54,7 @@ fn exit(setting: &Setting, report: &mut Report, bytes: usize) -> Result<()> {
     let contestants = [ours, Contestant::plain("without")];
     let case = format!("exit with {} in 4 KiB pages, seen by the parent", Bytes(bytes as u64));
     let results = alternate(report, &case, setting.repetitions(), &contestants, |contestant| {
-        let mut running = Running::start(&mut worker(contestant, &["release-exit", &bytes.to_string()])?)?;
+        let mut running = Running::start(&mut worker(contestant, &["release-exit", &bytes.to_string()]))?;
         let last_word = running.figure()?;
         running.wait()?;
         Ok(vec![(pagecrew::sys::clock::now_ns() as f64 - last_word) / 1e6])
@@ -72,7 +72,7 @@ fn idle(setting: &Setting, report: &mut Report) -> Result<()> {
     let contestants = [setting.ours.clone(), Contestant::plain("glibc")];
     let case = format!("left {IDLE_SECONDS} s after {} were freed", Bytes(bytes as u64));
     report.expect(contestants.len(), &case);
-    let start = |contestant| Running::start(&mut worker(contestant, &["idle", &bytes.to_string(), IDLE_SECONDS])?);
+    let start = |contestant| Running::start(&mut worker(contestant, &["idle", &bytes.to_string(), IDLE_SECONDS]));
     let mut running = contestants.iter().map(start).collect::<Result<Vec<_>>>()?;
     let mut left = Vec::new();
     for program in &mut running {

@@ -55,7 +55,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
 /// CPU milliseconds that the bystanders lose by one free, and the milliseconds that it takes its caller.
 fn one_free(contestant: &Contestant, bytes: usize) -> Result<Vec<f64>> {
     let origin = if contestant.name == "munmap" { "map" } else { "malloc" };
-    let mut program = Running::start(&mut worker(contestant, &["release-beside", origin, &bytes.to_string()])?)?;
+    let mut program = Running::start(&mut worker(contestant, &["release-beside", origin, &bytes.to_string()]))?;
     program.figure()?;
     let counters = Counters::new()?;
     let bystanders = start_bystanders(&counters)?;
@@ -79,7 +79,7 @@ fn start_bystanders(counters: &Counters) -> Result<Vec<Running>> {
     ensure!(cpus.len() * BYSTANDER_STRIDE <= PAGE_SIZE, "more CPUs than there are counters");
     let start = |(index, cpu): (usize, &usize)| {
         let arguments = ["bystander", &cpu.to_string(), &counters.path(), &index.to_string()];
-        Running::start(&mut worker(&Contestant::plain("bystander"), &arguments)?)
+        Running::start(&mut worker(&Contestant::plain("bystander"), &arguments))
     };
     cpus.iter().enumerate().map(start).collect()
 }

@@ -10,6 +10,7 @@ use crate::sys::memory::{self, Advice, Protection, Range};
 use crate::sys::procfs::{self, Buffer};
 use crate::sys::{Errno, HUGE_PAGE_SIZE};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Zones are aligned to this, so that the largest alignment that a span can have is the same everywhere.
 pub const ZONE_ALIGN: usize = 1 << 30;
@@ -24,6 +25,8 @@ pub struct Arena {
     /// The usable part.
     range: Range,
     exact: AtomicBool,
+    /// What was given up, in ascending order; others may have mapped something there.
+    given_up: Mutex<Vec<Range>>,
 }
 
 /// A limit of this process in bytes; `None` if it has none.
@@ -68,6 +71,7 @@ impl Arena {
                     mapped: Range { start, len: len + align },
                     range: Range { start: aligned, len },
                     exact: AtomicBool::new(exact),
+                    given_up: Mutex::new(Vec::new()),
                 });
             }
             len = (len / 2) & !(HUGE_PAGE_SIZE - 1);
@@ -110,6 +114,17 @@ impl Arena {
         Ok(())
     }
 
+    /// Gives `range` up: it belongs to whoever maps something there next.
+    ///
+    /// # Safety
+    /// Nobody uses the range, nor will.
+    pub unsafe fn give_up(&self, range: Range) {
+        // SAFETY: by the function's own contract.
+        if unsafe { memory::unmap(range) }.is_ok() {
+            self.given_up.lock().unwrap_or_else(PoisonError::into_inner).push(range);
+        }
+    }
+
     /// Makes `range` fresh address space of this arena.
     ///
     /// # Safety
@@ -138,8 +153,16 @@ pub fn advise_huge_pages(range: Range, huge_pages: Option<bool>) {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: the owner of the arena goes away with every span in it.
-        let _ = unsafe { memory::unmap(self.mapped) };
+        let given_up = self.given_up.get_mut().unwrap_or_else(PoisonError::into_inner);
+        given_up.sort_unstable_by_key(|range| range.start);
+        let mut start = self.mapped.start;
+        for hole in given_up.iter().copied().chain([Range { start: self.mapped.end(), len: 0 }]) {
+            if start < hole.start {
+                // SAFETY: the owner of the arena goes away with every span in it.
+                let _ = unsafe { memory::unmap(Range { start, len: hole.start - start }) };
+            }
+            start = start.max(hole.end());
+        }
     }
 }
 

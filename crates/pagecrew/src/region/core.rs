@@ -535,7 +535,7 @@ impl Core {
         // SAFETY: address space that no span has; what the map does not cover any more is never looked at again.
         unsafe {
             if len < before {
-                let _ = memory::unmap(zone.at(len, before - len));
+                self.arena.give_up(zone.at(len, before - len));
             }
             for (offset, len) in inner.map.reserved() {
                 let _ = memory::protect(zone.at(offset, len), Protection::None);
