@@ -13,4 +13,6 @@ pub mod stats;
 pub mod crew;
 
 #[cfg(not(loom))]
+// Built of threads and system calls, which loom does not model.
+#[cfg(not(loom))]
 pub mod region;
