@@ -19,7 +19,10 @@ fn files(layer: &str) -> Vec<PathBuf> {
         return vec![single];
     }
     let entries = std::fs::read_dir(source().join(layer)).unwrap();
-    entries.map(|entry| entry.unwrap().path()).filter(|path| path.extension().is_some_and(|kind| kind == "rs")).collect()
+    entries
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|kind| kind == "rs"))
+        .collect()
 }
 
 /// The code of a file, without its comments.
@@ -45,7 +48,11 @@ fn a_layer_uses_only_layers_before_it() {
         for path in files(layer) {
             for used in uses(&path) {
                 let place = layers.iter().position(|other| *other == used);
-                assert!(place.is_some_and(|place| place <= index), "{} uses {used}, which does not stand before {layer}", path.display());
+                assert!(
+                    place.is_some_and(|place| place <= index),
+                    "{} uses {used}, which does not stand before {layer}",
+                    path.display()
+                );
             }
         }
     }
@@ -57,13 +64,16 @@ fn the_architecture_names_the_layers_in_this_order() {
     let mut from = 0;
     for layer in layers() {
         let found = text[from..].find(&format!("| `{layer}`"));
-        from += found.unwrap_or_else(|| panic!("{layer} is missing from ARCHITECTURE.md, or stands in the wrong place"));
+        from +=
+            found.unwrap_or_else(|| panic!("{layer} is missing from ARCHITECTURE.md, or stands in the wrong place"));
     }
 }
 
 #[test]
 fn policy_and_bookkeeping_need_neither_unsafe_nor_the_system() {
-    for file in ["units.rs", "crew/governor.rs", "crew/job.rs", "region/options.rs", "region/policy.rs", "region/spans.rs"] {
+    for file in
+        ["units.rs", "crew/governor.rs", "crew/job.rs", "region/options.rs", "region/policy.rs", "region/spans.rs"]
+    {
         let code = code(&source().join(file));
         for forbidden in ["unsafe", "libc::", "std::fs", "Instant::now"] {
             assert!(!code.contains(forbidden), "{file} has {forbidden}");

@@ -366,3 +366,16 @@ pub unsafe extern "C" fn free_aligned_sized(pointer: Pointer, _align: usize, _si
     // SAFETY: by the function's own contract.
     unsafe { free(pointer) }
 }
+
+/// `int malloc_trim(size_t pad)`: what is retained goes back too.
+#[unsafe(no_mangle)]
+pub extern "C" fn malloc_trim(pad: usize) -> i32 {
+    let retained = state::existing_region().is_some_and(|region| {
+        let states = region.snapshot().bytes();
+        region.trim();
+        states.retained_dirty + states.retained_zeroed > 0
+    });
+    // SAFETY: any number may be given.
+    let released = unsafe { next::malloc_trim(pad) };
+    i32::from(retained || released == 1)
+}

@@ -83,6 +83,7 @@ impl Nothing for usize {
 }
 
 impl Nothing for i32 {
+    /// No memory, as `posix_memalign` says it; for `malloc_trim`, which is there in every glibc, never asked for.
     fn nothing() -> i32 {
         libc::ENOMEM
     }
@@ -101,6 +102,7 @@ next! {
     posix_memalign, c"posix_memalign", (place: *mut Pointer, align: usize, size: usize) -> i32, |_, _, _| libc::ENOMEM;
     aligned_alloc, c"aligned_alloc", (align: usize, size: usize) -> Pointer, |_, _| none::<Pointer>();
     malloc_usable_size, c"malloc_usable_size", (pointer: Pointer) -> usize, |_| 0;
+    malloc_trim, c"malloc_trim", (pad: usize) -> i32, |_| 0;
 }
 
 fn symbol(name: &CStr) -> Pointer {

@@ -7,7 +7,7 @@ use pagecrew::sys::sched::{self, CpuSet};
 use pagecrew::sys::topology::Topology;
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// Requests of at least this many bytes are ours; nothing is before the environment was read.
 pub static THRESHOLD: AtomicUsize = AtomicUsize::new(usize::MAX);
@@ -15,6 +15,9 @@ pub static THRESHOLD: AtomicUsize = AtomicUsize::new(usize::MAX);
 static ARENA_START: AtomicUsize = AtomicUsize::new(0);
 static ARENA_LEN: AtomicUsize = AtomicUsize::new(0);
 static REGION: AtomicPtr<Region> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Set in a forked child, whose counters become readable with its first large request: most children only call `exec`.
+static UNSHARED: AtomicBool = AtomicBool::new(false);
 
 const NONE: u32 = 0;
 const MAKING: u32 = 1;
@@ -57,7 +60,11 @@ pub fn existing_region() -> Option<&'static Region> {
 
 /// The region, made now if need be; `None` where none can be had, and while another thread is making it.
 pub fn region() -> Option<&'static Region> {
-    existing_region().or_else(make)
+    let region = existing_region().or_else(make)?;
+    if UNSHARED.load(Ordering::Relaxed) && UNSHARED.swap(false, Ordering::Relaxed) {
+        share_stats(region);
+    }
+    Some(region)
 }
 
 #[cold]
@@ -70,8 +77,8 @@ fn make() -> Option<&'static Region> {
         MAKING_STATE.store(OFF, Ordering::Release);
         return None;
     };
-    // Without it the counters can't be read from outside, which no program should notice.
-    let _ = region.stats().share(&start.stats_directory);
+    adopt_process();
+    share_stats(&region);
     let region: &'static Region = Box::leak(Box::new(region));
     crate::fork::install();
     let range = region.range();
@@ -80,6 +87,13 @@ fn make() -> Option<&'static Region> {
     REGION.store(std::ptr::from_ref(region).cast_mut(), Ordering::Release);
     MAKING_STATE.store(MADE, Ordering::Release);
     Some(region)
+}
+
+/// Lets others read the counters. Where that is not possible the program runs on, and should not notice.
+fn share_stats(region: &Region) {
+    if let Some(start) = START.get() {
+        let _ = region.stats().share(&start.stats_directory);
+    }
 }
 
 /// The start, once the library was loaded.
@@ -102,6 +116,7 @@ pub fn adopt_process() {
 /// In a forked child: if another thread of the parent was making the region at that moment, the child goes without one.
 pub fn after_fork_in_child() {
     adopt_process();
+    UNSHARED.store(true, Ordering::Relaxed);
     let _ = MAKING_STATE.compare_exchange(MAKING, OFF, Ordering::Relaxed, Ordering::Relaxed);
 }
 

@@ -16,6 +16,8 @@ pub struct SignalReader {
 
 /// The machine's signals are read again after this long.
 const SLOW_NS: u64 = 100_000_000;
+/// Near a limit, after this long: at 10 GB/s, a program uses up 50 MB meanwhile.
+const NEAR_NS: u64 = 5_000_000;
 /// Waiting for memory for more than this share of the time counts as a stall, in percent.
 const STALL_PERCENT: u64 = 10;
 
@@ -34,7 +36,8 @@ impl SignalReader {
 
     /// The signals at time `now`, with `retained` bytes retained. `None` if the process's own size can't be read.
     pub fn read(&mut self, retained: usize, now: u64) -> Option<Signals> {
-        if now >= self.read_ns + SLOW_NS || self.near_limit() {
+        let age = now.saturating_sub(self.read_ns);
+        if self.read_ns == 0 || age >= if self.near_limit() { NEAR_NS } else { SLOW_NS } {
             self.read_machine(now);
         }
         let resident = procfs::resident_bytes().ok()?;
@@ -42,7 +45,7 @@ impl SignalReader {
         Some(Signals { resident, retained, total, available, group, stalled })
     }
 
-    /// Whether so little is left below a limit that a tenth of a second may use it up: then everything is read each time.
+    /// Whether so little is left below a limit that a tenth of a second may use it up.
     fn near_limit(&self) -> bool {
         self.group.is_some_and(|group| group.limit.saturating_sub(group.used) < group.limit / 4)
             || self.available < self.total / 8
