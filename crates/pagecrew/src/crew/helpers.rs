@@ -388,8 +388,8 @@ impl<E: Employer> Crew<E> {
         let shared = &self.shared;
         let mut roster = lock(&shared.roster);
         for handle in &mut roster.handles {
-            // Joining or detaching a thread that does not exist here would touch its former stack.
-            std::mem::forget(handle.take());
+            // Not joined or detached: the thread does not exist here, and libc would touch its former stack.
+            *handle = None;
         }
         (roster.alive, roster.asleep, roster.retry_ns) = (0, 0, 0);
         shared.helpers.iter().for_each(|helper| helper.thread.store(0, Ordering::Relaxed));

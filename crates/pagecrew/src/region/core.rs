@@ -529,7 +529,7 @@ impl Core {
     pub fn tighten(&self, zone: &Zone) {
         let mut inner = zone.lock();
         self.arena.be_exact();
-        let before = inner.map.len();
+        let before = inner.map.zone_len();
         let len = inner.map.truncate();
         inner.frontier = inner.frontier.min(zone.range.start + len);
         // SAFETY: address space that no span has; what the map does not cover any more is never looked at again.

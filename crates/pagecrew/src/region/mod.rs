@@ -223,7 +223,7 @@ impl Region {
         let zone = self.core().zone_of(address).ok_or(PointerError::Foreign(address))?;
         let offset = address - zone.range.start;
         // Behind the end of a zone that was cut short, others may have mapped something.
-        if offset < zone.lock().map.len() { Ok((zone, offset)) } else { Err(PointerError::Foreign(address)) }
+        if offset < zone.lock().map.zone_len() { Ok((zone, offset)) } else { Err(PointerError::Foreign(address)) }
     }
 
     /// What is wrong with a pointer at which no span begins.
@@ -403,7 +403,7 @@ impl Region {
         while let Some(zone) = core.zone_of(at).filter(|_| at < end) {
             let mut inner = zone.lock();
             let offset = at - zone.range.start;
-            let Some((start, segment)) = inner.map.segment_of(offset).filter(|_| offset < inner.map.len()) else {
+            let Some((start, segment)) = inner.map.segment_of(offset).filter(|_| offset < inner.map.zone_len()) else {
                 return;
             };
             if segment.state == State::InUse {

@@ -117,7 +117,10 @@ impl Options {
         let count = |text: &str| text.trim().parse::<usize>().map_err(|_| format!("'{text}' is not a number"));
         let result = match variable {
             "PAGECREW_THRESHOLD" => size(text).and_then(|bytes| match bytes {
-                THRESHOLD_MIN.. => Ok(self.threshold = bytes),
+                THRESHOLD_MIN.. => {
+                    self.threshold = bytes;
+                    Ok(())
+                }
                 _ => Err(format!("'{text}' is below the least, 64K")),
             }),
             "PAGECREW_RETAIN" => automatic(text, size).map(|value| self.retain = value),

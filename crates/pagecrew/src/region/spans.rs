@@ -541,7 +541,7 @@ impl SpanMap {
     }
 
     /// Length of the zone in bytes.
-    pub fn len(&self) -> usize {
+    pub fn zone_len(&self) -> usize {
         self.len
     }
 
@@ -701,7 +701,7 @@ mod tests {
     fn the_unused_end_can_be_cut_off() {
         let mut map = map();
         let span = allocate(&mut map, 8, Want::Any);
-        assert_eq!((map.truncate(), map.len()), (8 * G, 8 * G));
+        assert_eq!((map.truncate(), map.zone_len()), (8 * G, 8 * G));
         map.check();
         assert_eq!(map.allocate(G, G, 1, Want::Any, true), None);
         let (offset, len) = map.release(span.offset, 0).unwrap();

@@ -34,7 +34,7 @@ impl Topology {
 
     /// A made-up machine of `nodes` nodes with `cpus_each` CPUs, for tests and simulations.
     pub fn uniform(nodes: usize, cpus_each: usize) -> Topology {
-        assert!(nodes >= 1 && nodes <= MAX_NODES, "1 to {MAX_NODES} nodes");
+        assert!((1..=MAX_NODES).contains(&nodes), "1 to {MAX_NODES} nodes");
         let mut topology = Topology { nodes, cpus: [CpuSet::new(); MAX_NODES] };
         (0..nodes * cpus_each).for_each(|cpu| topology.cpus[cpu / cpus_each].insert(cpu));
         topology

@@ -112,7 +112,7 @@ pub fn revocable() -> bool {
 }
 
 unsafe fn run(range: Range, intent: Use, revoked: Option<&AtomicU32>) -> bool {
-    debug_assert!(range.start % PAGE_SIZE == 0 && range.len % PAGE_SIZE == 0);
+    debug_assert!(range.start.is_multiple_of(PAGE_SIZE) && range.len.is_multiple_of(PAGE_SIZE));
     if range.len == 0 {
         return true;
     }
