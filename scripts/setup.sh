@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 packages=(
     # The programs that the demo runs.
     redis-server
-    rocksdb-tools
+    fasttext
     # The mallocs that the benches compare with.
     libjemalloc2
     "libmimalloc2.0 libmimalloc3"
@@ -26,8 +26,9 @@ packages=(
     strace
     stress-ng
 )
+# For the test with a 32-bit program. Not gcc-multilib: it conflicts with every cross compiler.
 if [ "$(uname -m)" = x86_64 ]; then
-    packages+=(gcc-multilib)
+    packages+=(libc6-dev-i386 "lib32gcc-12-dev lib32gcc-13-dev lib32gcc-14-dev")
 fi
 
 # Versions that have wheels for Python 3.11 to 3.13.
@@ -61,7 +62,8 @@ choose() {
     echo "$1"
 }
 
-# Installs packages without starting the services in them: nothing here uses the machine's own Redis.
+# Installs packages, never at the price of one that is there, and without starting the services in them: nothing here uses the
+# machine's own Redis.
 install() {
     local policy=/usr/sbin/policy-rc.d redis_was_there=no status=0
     if installed redis-server; then redis_was_there=yes; fi
@@ -71,7 +73,7 @@ install() {
         printf '#!/bin/sh\nexit 101\n' >"$policy"
         chmod 755 "$policy"
     fi
-    DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends "$@" >&2 || status=$?
+    DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-remove --no-install-recommends "$@" >&2 || status=$?
     if [ -n "$policy" ]; then rm -f "$policy"; fi
     if [ "$redis_was_there" = no ] && installed redis-server && command -v systemctl >/dev/null; then
         systemctl disable --now redis-server >/dev/null 2>&1 || true

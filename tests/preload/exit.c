@@ -285,7 +285,7 @@ static void from_signal_stack(void) {
     struct sigaction action = {.sa_handler = end_process, .sa_flags = SA_ONSTACK};
     CHECK(sigaction(SIGSEGV, &action, NULL) == 0);
     large_and_live(LIVE);
-    *(volatile int *)8 = 1;
+    raise(SIGSEGV);
 }
 
 // The smallest stack that a handler can have, in front of it a page that nobody may touch.

@@ -112,27 +112,39 @@ static void quit(int signal) {
 }
 
 // A handler that ends the process with _exit, as many do for SIGTERM, at any instant of malloc and free: the process must end, with
-// that status. `live` decides whether its end is worth Pagecrew's while.
-static void quitting_at_any_instant(size_t live, int rounds, const char *name) {
-    uint64_t state = live + 1;
+// that status. `bytes` decides whether its end is worth Pagecrew's while.
+static void quitting_at_any_instant(size_t bytes, int rounds, const char *name) {
+    uint64_t state = bytes + 1;
     int wrong = 0;
     for (int round = 0; round < rounds; round++) {
+        int ready[2];
+        CHECK(pipe(ready) == 0);
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {
             signal(SIGTERM, quit);
-            if (live) large_and_live(live);
+            if (bytes) large_and_live(bytes);
             char *volatile block = malloc(3 * MIB);
             free(block);
+            CHECK(write(ready[1], "", 1) == 1);
             for (;;) {
-                // Little is touched, so that much of the time is spent in malloc itself.
-                block = random_word(&state) % 2 ? malloc(THRESHOLD + random_word(&state) % (3 * MIB)) : calloc(1, 2 * MIB);
-                *block = 1;
+                // Nothing is touched, so that the time is spent in malloc itself.
+                for (int i = 0; i < 50; i++) {
+                    block = malloc(THRESHOLD + random_word(&state) % (3 * MIB));
+                    char *volatile other = malloc(THRESHOLD);
+                    free(block);
+                    free(other);
+                }
+                block = calloc(1, 2 * MIB);
                 block = realloc(block, 5 * MIB);
                 free(block);
             }
         }
-        struct timespec time = {0, 5000000 + (long)live / 8 + (long)(random_word(&state) % 20000000)};
+        char byte;
+        CHECK(read(ready[0], &byte, 1) == 1);
+        close(ready[0]);
+        close(ready[1]);
+        struct timespec time = {0, (long)(random_word(&state) % 5000000)};
         nanosleep(&time, NULL);
         kill(child, SIGTERM);
         uint64_t start = now_ns();
@@ -145,8 +157,6 @@ static void quitting_at_any_instant(size_t live, int rounds, const char *name) {
             waitpid(child, &status, 0);
             wrong++;
         } else if (!WIFEXITED(status) || WEXITSTATUS(status) != 5) {
-            // The signal may come before the handler is there.
-            if (WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) continue;
             fprintf(stderr, "%s: round %d: status %#x\n", name, round, (unsigned)status);
             wrong++;
         }

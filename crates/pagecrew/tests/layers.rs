@@ -10,7 +10,7 @@ fn source() -> PathBuf {
 /// The layers in the order in which `lib.rs` declares them.
 fn layers() -> Vec<String> {
     let text = std::fs::read_to_string(source().join("lib.rs")).unwrap();
-    text.lines().filter_map(|line| Some(line.strip_prefix("pub mod ")?.trim_end_matches(';').to_owned())).collect()
+    text.lines().filter_map(|line| Some(line.strip_prefix("pub mod ")?.strip_suffix(';')?.to_owned())).collect()
 }
 
 fn files(layer: &str) -> Vec<PathBuf> {

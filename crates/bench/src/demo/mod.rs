@@ -1,8 +1,9 @@
 //! Real programs with and without Pagecrew: what changes in time, page faults and memory.
 
+mod fasttext;
+mod noise;
 mod numpy;
 mod redis;
-mod rocksdb;
 
 use crate::contest::alternate;
 use crate::contestant::Contestant;
@@ -56,7 +57,7 @@ type Run = Box<dyn FnMut(&Contestant, Duration) -> Result<(Vec<f64>, Option<f64>
 pub fn run(json: bool) -> Result<()> {
     let mut report = Report::new(json);
     let contestants = [Contestant::pagecrew()?, Contestant::plain("without")];
-    for prepare in [numpy::prepare, redis::prepare, rocksdb::prepare] {
+    for prepare in [numpy::prepare, redis::prepare, fasttext::prepare] {
         if let Some(program) = prepare(&report)? {
             compare(program, &contestants, &report)?.into_iter().try_for_each(|row| report.row(row))?;
             let rows = report.take_rows();

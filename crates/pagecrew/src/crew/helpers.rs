@@ -1,5 +1,6 @@
 //! The crew: a board of jobs and the helper threads that work on it.
 
+use super::boost::Boost;
 use super::governor::{Demand, MAX_HELPERS, Means, chunk_bytes, helpers_wanted};
 use super::job::{Chunk, GRAIN, Job, Left};
 use super::operation::{Bypass, OPERATIONS, Operation};
@@ -94,8 +95,7 @@ struct Helper {
     thread: AtomicI32,
     /// An address in its stack.
     stack: AtomicUsize,
-    /// Set by a caller that moved it to the ordinary class; the helper moves itself back.
-    boosted: AtomicBool,
+    boost: Boost,
 }
 
 /// Who is there, and who sleeps. Under one lock, so that a call is never missed.
@@ -181,7 +181,7 @@ impl<E: Employer> Crew<E> {
             helpers: std::array::from_fn(|_| Helper {
                 thread: AtomicI32::new(0),
                 stack: AtomicUsize::new(0),
-                boosted: AtomicBool::new(false),
+                boost: Boost::new(),
             }),
             roster: Mutex::new(Roster {
                 alive: 0,
@@ -532,8 +532,7 @@ impl<E: Employer> Crew<E> {
     fn boost(&self, worker: usize) {
         let helper = &self.shared.helpers[worker];
         let thread = helper.thread.load(Ordering::Acquire);
-        if thread != 0 && sched::set_class(thread, Class::Normal).is_ok() {
-            helper.boosted.store(true, Ordering::Release);
+        if thread > 0 && helper.boost.up(|| sched::set_class(thread, Class::Normal).is_ok()) {
             self.counters().boosts.add(1);
         }
     }
@@ -623,7 +622,11 @@ impl<E: Employer> Crew<E> {
     /// Works on open jobs until none has chunks left. Returns whether there was one.
     fn work_on_board(&self, number: usize, node: usize) -> bool {
         let me = &self.shared.helpers[number];
+        let idle = || {
+            let _ = sched::set_class(0, Class::Idle);
+        };
         let mut worked = false;
+        me.boost.down(idle);
         for prefer_own in [true, false] {
             for place in &self.shared.places {
                 if !place.job.has_chunks() || !place.job.enter() {
@@ -639,9 +642,7 @@ impl<E: Employer> Crew<E> {
                     worked = true;
                     // SAFETY: this thread is inside the job and took the chunk.
                     let whole = unsafe { self.perform(place, &task, chunk, Some(number)) };
-                    if me.boosted.swap(false, Ordering::AcqRel) {
-                        let _ = sched::set_class(0, Class::Idle);
-                    }
+                    me.boost.down(idle);
                     if !whole {
                         break;
                     }
@@ -649,9 +650,6 @@ impl<E: Employer> Crew<E> {
                 }
                 self.leave(place, task);
             }
-        }
-        if me.boosted.swap(false, Ordering::AcqRel) {
-            let _ = sched::set_class(0, Class::Idle);
         }
         worked
     }
@@ -775,7 +773,11 @@ mod tests {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for _ in 0..sched::affinity().unwrap().count() {
-                scope.spawn(|| while !stop.load(Ordering::Relaxed) {});
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        std::hint::spin_loop()
+                    }
+                });
             }
             let mut times: Vec<u64> = (0..21)
                 .map(|_| {

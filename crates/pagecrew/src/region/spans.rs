@@ -604,7 +604,7 @@ impl SpanMap {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use proptest::prelude::*;
@@ -773,11 +773,11 @@ mod tests {
                             let mut at = start;
                             for piece in &grant.pieces {
                                 prop_assert_eq!(piece.offset, at * G);
-                                for granule in at..at + piece.len / G {
+                                for &granule in &memory[at..at + piece.len / G] {
                                     match piece.state {
-                                        State::Reserved => prop_assert_eq!(memory[granule], None),
-                                        State::Zeroed => prop_assert_eq!(memory[granule], Some(true)),
-                                        State::Dirty | State::Zeroing(_) => prop_assert!(memory[granule].is_some()),
+                                        State::Reserved => prop_assert_eq!(granule, None),
+                                        State::Zeroed => prop_assert_eq!(granule, Some(true)),
+                                        State::Dirty | State::Zeroing(_) => prop_assert!(granule.is_some()),
                                         State::InUse | State::Discarding => prop_assert!(false, "handed out"),
                                     }
                                 }
@@ -846,5 +846,66 @@ mod tests {
                 map.check();
             }
         }
+    }
+}
+
+/// The hand-over of memory that a helper is zeroing to a thread that allocates it, in every interleaving.
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+    use loom::sync::atomic::{AtomicU32, Ordering};
+    use loom::sync::{Arc, Mutex};
+
+    const GRANULE: usize = 4096;
+
+    struct Zone {
+        map: Mutex<SpanMap>,
+        revoked: AtomicU32,
+        /// The memory: one number. The lock stands for the restartable sequence: the flag is read and the zero written in one
+        /// step, which the barrier (taking and opening the lock) can't fall into.
+        memory: Mutex<u32>,
+    }
+
+    /// What the background tick does.
+    fn zero_ahead(zone: &Zone) {
+        let mut map = zone.map.lock().unwrap();
+        let Some((offset, _)) = map.begin_zeroing(GRANULE, 0) else { return };
+        zone.revoked.store(0, Ordering::SeqCst);
+        drop(map);
+        let mut memory = zone.memory.lock().unwrap();
+        let whole = zone.revoked.load(Ordering::SeqCst) == 0;
+        if whole {
+            *memory = 0;
+        }
+        drop(memory);
+        zone.map.lock().unwrap().finish_zeroing(offset, 0, whole);
+    }
+
+    #[test]
+    fn an_owner_never_sees_a_zero_that_is_not_its_own() {
+        loom::model(|| {
+            let mut map = SpanMap::new(GRANULE, GRANULE);
+            let span = map.allocate(GRANULE, GRANULE, 1, Want::Any, true).unwrap();
+            map.release(span.offset, usize::MAX);
+            let zone = Arc::new(Zone { map: Mutex::new(map), revoked: AtomicU32::new(0), memory: Mutex::new(7) });
+            let helper = {
+                let zone = zone.clone();
+                loom::thread::spawn(move || zero_ahead(&zone))
+            };
+            let mut map = zone.map.lock().unwrap();
+            let grant = map.allocate(GRANULE, GRANULE, 1, Want::Zeroes, true).unwrap();
+            if let State::Zeroing(_) = grant.pieces[0].state {
+                zone.revoked.store(1, Ordering::SeqCst);
+                drop(zone.memory.lock().unwrap());
+            }
+            drop(map);
+            if grant.pieces[0].state == State::Zeroed {
+                assert_eq!(*zone.memory.lock().unwrap(), 0, "handed out as zero");
+            }
+            *zone.memory.lock().unwrap() = 42;
+            helper.join().unwrap();
+            assert_eq!(*zone.memory.lock().unwrap(), 42, "a late zero");
+            assert_eq!(zone.map.lock().unwrap().in_use_at(0).unwrap().len, GRANULE);
+        });
     }
 }

@@ -2,6 +2,7 @@
 
 mod client;
 
+use super::noise::Noise;
 use super::{Metric, Program};
 use crate::contestant::Contestant;
 use crate::machine;
@@ -60,14 +61,8 @@ struct DataSet {
 impl DataSet {
     fn new(bytes: usize) -> DataSet {
         let counts = GROUPS.map(|group| (bytes as f64 * group.share / group.bytes as f64) as usize);
-        let mut state = 0x9e37_79b9_7f4a_7c15u64;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state
-        };
-        let noise = (0..(17 << 20) / 8).flat_map(|_| next().to_le_bytes()).collect();
+        let mut noise = Noise::new();
+        let noise = (0..(17 << 20) / 8).flat_map(|_| noise.number().to_le_bytes()).collect();
         DataSet { counts, noise }
     }
 
