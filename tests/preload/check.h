@@ -114,13 +114,14 @@ static inline uint64_t pattern(uint64_t seed, size_t index) {
     return word ^ (word >> 29);
 }
 
-// Calls `visit` for the words of a block that a quick look covers: the first and last 256 bytes and one word a page; with `all`,
-// every word. The bytes behind the last whole word are left out.
-#define FOR_WORDS(index, bytes, all) \
-    for (size_t words_ = (bytes) / 8, index = 0; index < words_; \
-         index += (all) || index < 31 || index + 32 >= words_ \
-                      ? 1 \
-                      : (index + 512 <= words_ - 32 ? 512 - (index < 512 ? index : 0) : words_ - 32 - index))
+// The words of a block that are looked at: all of them, or the first and last 32 and the first one of each 4 KiB.
+static inline size_t next_word(size_t index, size_t words, bool all) {
+    if (all || index < 31 || index + 32 >= words) return index + 1;
+    size_t next = (index / 512 + 1) * 512;
+    return next + 32 < words ? next : words - 32;
+}
+
+#define FOR_WORDS(index, bytes, all) for (size_t index = 0; index < (bytes) / 8; index = next_word(index, (bytes) / 8, all))
 
 static inline void fill(void *block, size_t bytes, uint64_t seed, bool all) {
     uint64_t *words = block;

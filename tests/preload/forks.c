@@ -93,7 +93,7 @@ static void forking(int rounds) {
 }
 
 static void sharing_memory(int rounds, const char *self) {
-    for (int round = 0; round < rounds; round++) {
+    for (volatile int round = 0; round < rounds; round++) {
         pid_t child = vfork();
         CHECK(child >= 0);
         if (child == 0) _exit(round % 100);

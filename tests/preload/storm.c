@@ -67,13 +67,12 @@ static void resize(struct block *block, uint64_t *state) {
     size_t size = random_size(state) + 1, kept = (size < block->size ? size : block->size) & ~(size_t)7;
     block->start = realloc(block->start, size);
     CHECK(block->start);
-    // A quick look at the shorter length covers words that the pattern was not written to, so only a full pattern is looked at
-    // quickly; of a sparse one, the words that both looks cover.
     if (block->all) {
-        CHECK(holds(block->start, kept, block->seed, false));
+        CHECK(holds(block->start, kept, block->seed, true));
     } else {
+        // The words that a quick look at the old size has covered.
         for (size_t word = 0; word < kept / 8; word += 512) {
-            if (word + 32 < block->size / 8) CHECK(((uint64_t *)block->start)[word] == pattern(block->seed, word));
+            if (word == 0 || word + 32 < block->size / 8) CHECK(((uint64_t *)block->start)[word] == pattern(block->seed, word));
         }
     }
     block->size = size;

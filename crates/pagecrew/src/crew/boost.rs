@@ -18,7 +18,8 @@ impl Boost {
     pub fn up(&self, raise: impl FnOnce() -> bool) -> bool {
         let raised = raise();
         if raised {
-            self.0.store(1, Ordering::Release);
+            // An exchange, so that the helper sees the moves of all who said so, and not only of the last.
+            self.0.swap(1, Ordering::AcqRel);
         }
         raised
     }

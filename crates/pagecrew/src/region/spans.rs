@@ -112,8 +112,8 @@ pub struct SpanMap {
     len: usize,
     granule: usize,
     segments: BTreeMap<usize, Segment>,
-    /// The segments that can be handed out as they are, by length and offset: reserved, dirty, zeroed.
-    available: [BTreeSet<(usize, usize)>; 3],
+    /// The segments that can be handed out, by length and offset: reserved, dirty, zeroed, being zeroed.
+    available: [BTreeSet<(usize, usize)>; 4],
     bytes: ZoneBytes,
     /// Bytes that are being discarded; part of the dirty ones.
     discarding: usize,
@@ -186,7 +186,8 @@ impl SpanMap {
             State::Reserved => Some(0),
             State::Dirty => Some(1),
             State::Zeroed => Some(2),
-            State::InUse | State::Zeroing(_) | State::Discarding => None,
+            State::Zeroing(_) => Some(3),
+            State::InUse | State::Discarding => None,
         }
     }
 
@@ -311,7 +312,8 @@ impl SpanMap {
     /// Where a span of `len` fits in a run of segments that holds as much retained memory as can be found quickly.
     fn fit_in_run(&self, len: usize, align: usize, want: Want, revocable: bool) -> Option<usize> {
         let largest = |index: usize| self.available[index].iter().rev().take(CANDIDATES);
-        for &(size, offset) in largest(1).chain(largest(2)) {
+        let zeroing = largest(3).filter(|_| revocable);
+        for &(size, offset) in largest(1).chain(largest(2)).chain(zeroing) {
             // Below that, extending a small piece would cost more in fragmentation than it saves in page faults.
             if size < len / 8 {
                 continue;

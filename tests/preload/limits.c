@@ -1,0 +1,170 @@
+// Works under limits as any program would: the arguments say how much memory it uses and which limit it sets itself.
+#include "check.h"
+#include <signal.h>
+#include <sys/resource.h>
+
+static void limit_to(int resource, size_t bytes) {
+    struct rlimit limit = {bytes, bytes};
+    CHECK(setrlimit(resource, &limit) == 0);
+}
+
+static void *in_thread(void *argument) {
+    char *block = malloc(2 * MIB);
+    CHECK(block);
+    memset(block, 1, 2 * MIB);
+    free(block);
+    return argument;
+}
+
+// A program that uses up to `bytes`: in one block, in several, growing, with small blocks between them, and with threads.
+static void use(size_t bytes) {
+    for (int round = 0; round < 3; round++) {
+        char *block = malloc(bytes);
+        CHECK(block);
+        fill(block, bytes, 1, false);
+        CHECK(holds(block, bytes, 1, false));
+        free(block);
+        block = calloc(1, bytes);
+        CHECK(block && all_zero(block, bytes));
+        free(block);
+        char *parts[8];
+        for (int i = 0; i < 8; i++) {
+            parts[i] = malloc(bytes / 8);
+            CHECK(parts[i]);
+            fill(parts[i], bytes / 8, (uint64_t)i, false);
+        }
+        for (int i = 0; i < 8; i++) {
+            CHECK(holds(parts[i], bytes / 8, (uint64_t)i, false));
+            free(parts[i]);
+        }
+        // Doubling by realloc needs no more than the last size where it can move pages.
+        size_t size = 64 * KIB;
+        block = malloc(size);
+        while (size < bytes / 4) {
+            block = realloc(block, size *= 2);
+            CHECK(block);
+            block[size - 1] = 1;
+        }
+        free(block);
+        char *small[1000];
+        for (int i = 0; i < 1000; i++) CHECK((small[i] = malloc(1000)));
+        for (int i = 0; i < 1000; i++) free(small[i]);
+    }
+}
+
+static void use_threads(void) {
+    pthread_attr_t attributes;
+    CHECK(pthread_attr_init(&attributes) == 0);
+    CHECK(pthread_attr_setstacksize(&attributes, 256 * KIB) == 0);
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++) CHECK(pthread_create(&threads[i], &attributes, in_thread, NULL) == 0);
+    for (int i = 0; i < 4; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+}
+
+// Until the limit is reached malloc works, then it says so, and what is live stays as it is.
+static void use_up(size_t expected) {
+    enum { MOST = 4096 };
+    static char *blocks[MOST];
+    size_t count = 0, each = 4 * MIB;
+    while (count < MOST && (blocks[count] = malloc(each))) {
+        fill(blocks[count], each, count, false);
+        count++;
+    }
+    printf("%zu MiB until the limit\n", count * each / MIB);
+    CHECK(count < MOST && errno == ENOMEM);
+    CHECK(count * each >= expected);
+    for (size_t i = 0; i < count; i++) {
+        CHECK(holds(blocks[i], each, i, false));
+        free(blocks[i]);
+    }
+    // And then again.
+    char *block = malloc(expected / 2);
+    CHECK(block);
+    memset(block, 1, expected / 2);
+    free(block);
+}
+
+static void close_all(void) {
+    for (int file = 3; file < 1024; file++) close(file);
+}
+
+// Another program's descriptors are the lowest free ones, whatever happens in the background, and stay open.
+static void lowest_descriptor(void) {
+    uint64_t end = now_ns() + 3000000000u;
+    size_t round = 0;
+    while (now_ns() < end) {
+        if (round++ % 20000 == 0) {
+            char *block = calloc(1, 200 * MIB);
+            memset(block, 1, 200 * MIB);
+            free(block);
+        }
+        close(0);
+        int file = open("/dev/null", O_RDONLY);
+        CHECK(file == 0);
+        // Everything above 2 is closed, as daemons do; what is opened then stays open.
+        CHECK(syscall(SYS_close_range, 3, ~0u, 0) == 0);
+        int other = open("/dev/zero", O_RDONLY);
+        CHECK(other == 3);
+        char byte = 1;
+        CHECK(read(other, &byte, 1) == 1 && byte == 0);
+        CHECK(read(file, &byte, 1) == 0);
+        CHECK(close(other) == 0);
+    }
+}
+
+int main(int count, char **arguments) {
+    CHECK(count >= 2);
+    const char *what = arguments[1];
+    size_t bytes = count > 2 ? strtoul(arguments[2], NULL, 10) * MIB : 0;
+    size_t second = count > 3 ? strtoul(arguments[3], NULL, 10) * MIB : 0;
+    alarm(60);
+    if (!strcmp(what, "use")) {
+        use(bytes);
+        use_threads();
+    } else if (!strcmp(what, "use-up")) {
+        use_up(bytes);
+    } else if (!strcmp(what, "own-as")) {
+        // The limit comes after large memory was used.
+        use(bytes);
+        limit_to(RLIMIT_AS, second);
+        use(bytes);
+        use_threads();
+    } else if (!strcmp(what, "own-data")) {
+        use(bytes);
+        limit_to(RLIMIT_DATA, second);
+        use(bytes);
+        use_threads();
+    } else if (!strcmp(what, "closed")) {
+        close_all();
+        use(bytes);
+        close(0);
+        close(1);
+        close(2);
+        use(bytes);
+        // Nothing of ours took their numbers.
+        CHECK(open("/dev/null", O_RDWR) == 0 && open("/dev/null", O_RDWR) == 1 && open("/dev/null", O_RDWR) == 2);
+    } else if (!strcmp(what, "few-descriptors")) {
+        use(bytes / 2);
+        limit_to(RLIMIT_NOFILE, 3);
+        CHECK(open("/dev/null", O_RDONLY) < 0 && errno == EMFILE);
+        use(bytes);
+    } else if (!strcmp(what, "lowest-descriptor")) {
+        lowest_descriptor();
+    } else if (!strcmp(what, "too-much")) {
+        // More than the machine has: with the kernel's usual heuristic, refused at once and not when it is touched.
+        char mode[16];
+        CHECK(read_file("/proc/sys/vm/overcommit_memory", mode, sizeof mode) > 0);
+        if (*mode == '1') return 0;
+        size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * PAGE;
+        char *volatile block = malloc(4 * machine);
+        CHECK(!block && errno == ENOMEM);
+        block = calloc(4, machine);
+        CHECK(!block && errno == ENOMEM);
+        block = malloc(4 * MIB);
+        block = realloc(block, 4 * machine);
+        CHECK(!block && errno == ENOMEM);
+    } else {
+        return 2;
+    }
+    return 0;
+}
