@@ -1,5 +1,4 @@
-//! The preload library's own small heap: everything that Rust code in it allocates, and what libc allocates for a helper thread
-//! while it is started. It never touches the program's malloc, which may be in the middle of something when it calls us.
+//! The preload library's own small heap: everything that Rust code in it allocates. It never touches the program's malloc, which may be in the middle of something when it calls us.
 //!
 //! A reservation of its own that grows page by page, cut into blocks of powers of two, with a list of free blocks for each size.
 //! The library's needs are small and similar in size: about 200 bytes for each span in use.
@@ -56,7 +55,7 @@ impl Heap {
     }
 
     /// Whether `address` was allocated here.
-    pub fn contains(&self, address: usize) -> bool {
+    fn contains(&self, address: usize) -> bool {
         address.wrapping_sub(self.start.load(Ordering::Relaxed)) < self.len.load(Ordering::Relaxed)
     }
 
@@ -168,38 +167,6 @@ impl Heap {
         // SAFETY: the block is unused, at least 32 bytes long, and aligned to its size.
         unsafe { *block.cast::<usize>() = inner.free[class] };
         inner.free[class] = block as usize;
-    }
-
-    /// As `calloc`, for libc: the block remembers its size in front, since libc gives none back.
-    pub fn allocate_for_libc(&self, size: usize) -> *mut u8 {
-        let block = self.allocate(size + 16);
-        if !block.is_null() {
-            // SAFETY: the block is `size` + 16 bytes long and nobody else's.
-            unsafe {
-                std::ptr::write_bytes(block, 0, size + 16);
-                *block.cast::<usize>() = size;
-                return block.add(16);
-            }
-        }
-        block
-    }
-
-    /// The size of a block of [`Heap::allocate_for_libc`].
-    ///
-    /// # Safety
-    /// `block` is such a block.
-    pub unsafe fn size_for_libc(&self, block: *mut u8) -> usize {
-        // SAFETY: the size is written in front of the block.
-        unsafe { *block.sub(16).cast::<usize>() }
-    }
-
-    /// Takes back a block of [`Heap::allocate_for_libc`].
-    ///
-    /// # Safety
-    /// `block` is such a block and is not used any more.
-    pub unsafe fn release_for_libc(&self, block: *mut u8) {
-        // SAFETY: by the function's own contract.
-        unsafe { self.release(block.sub(16), Self::class(self.size_for_libc(block) + 16)) };
     }
 }
 

@@ -3,10 +3,12 @@
 //! Requests at and above a threshold come from a [`Region`](pagecrew::region::Region); smaller ones stay with the program's own
 //! malloc. Whether a pointer is ours is one comparison with the arena's range.
 
+mod early;
 mod exit;
 mod fork;
 mod heap;
 mod kernel;
+mod libc_blocks;
 mod malloc;
 mod next;
 mod state;

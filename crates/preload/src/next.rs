@@ -1,9 +1,10 @@
 //! The program's own malloc: whatever stands behind this library in the search order (glibc's, jemalloc, mimalloc, tcmalloc).
 //!
 //! Each entry first points at a function that looks everything up and goes on to what it found, so that the fast path is one
-//! load and a jump. Looking up may itself allocate; such requests are served from our own heap.
+//! load and a jump. Looking up may itself allocate (libc keeps the message of a symbol that was not found); such requests are
+//! served from a few kilobytes of our own, and then `free` and `realloc` keep looking out for those.
 
-use crate::HEAP;
+use crate::early;
 use std::ffi::{CStr, c_void};
 use std::mem::transmute;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -14,7 +15,7 @@ macro_rules! next {
     ($($function:ident, $symbol:literal, ($($argument:ident: $type:ty),*) $(-> $result:ty)?, $early:expr;)*) => {
         /// Addresses of the functions.
         #[allow(non_upper_case_globals)]
-        mod address {
+        pub mod address {
             use super::*;
             $(pub static $function: AtomicPtr<c_void> = AtomicPtr::new(first::$function as *mut c_void);)*
         }
@@ -94,10 +95,10 @@ fn none<T: Nothing>() -> T {
 }
 
 next! {
-    malloc, c"malloc", (size: usize) -> Pointer, |size| HEAP.allocate_for_libc(size).cast();
+    malloc, c"malloc", (size: usize) -> Pointer, early::allocate;
     free, c"free", (pointer: Pointer), |_| ();
-    calloc, c"calloc", (count: usize, size: usize) -> Pointer, |count: usize, size| HEAP.allocate_for_libc(count.saturating_mul(size)).cast();
-    realloc, c"realloc", (pointer: Pointer, size: usize) -> Pointer, |_, size| HEAP.allocate_for_libc(size).cast();
+    calloc, c"calloc", (count: usize, size: usize) -> Pointer, |count: usize, size| early::allocate(count.saturating_mul(size));
+    realloc, c"realloc", (pointer: Pointer, size: usize) -> Pointer, |_, size| early::allocate(size);
     memalign, c"memalign", (align: usize, size: usize) -> Pointer, |_, _| none::<Pointer>();
     posix_memalign, c"posix_memalign", (place: *mut Pointer, align: usize, size: usize) -> i32, |_, _, _| libc::ENOMEM;
     aligned_alloc, c"aligned_alloc", (align: usize, size: usize) -> Pointer, |_, _| none::<Pointer>();
@@ -122,6 +123,11 @@ pub fn look_up() -> bool {
     match STATE.compare_exchange(UNKNOWN, LOOKING, Ordering::Acquire, Ordering::Acquire) {
         Ok(_) => {
             look_up_all();
+            if early::any() {
+                early::FREE.store(address::free.swap(early::free as *mut c_void, Ordering::Relaxed), Ordering::Relaxed);
+                early::REALLOC
+                    .store(address::realloc.swap(early::realloc as *mut c_void, Ordering::Relaxed), Ordering::Relaxed);
+            }
             STATE.store(KNOWN, Ordering::Release);
             true
         }

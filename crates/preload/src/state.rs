@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize
 /// Requests of at least this many bytes are ours; nothing is before the environment was read.
 pub static THRESHOLD: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// The arena; empty before there is one.
-static ARENA_START: AtomicUsize = AtomicUsize::new(0);
-static ARENA_LEN: AtomicUsize = AtomicUsize::new(0);
+pub static ARENA_START: AtomicUsize = AtomicUsize::new(0);
+pub static ARENA_LEN: AtomicUsize = AtomicUsize::new(0);
 static REGION: AtomicPtr<Region> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Set in a forked child, whose counters become readable with its first large request: most children only call `exec`.
@@ -80,6 +80,7 @@ fn make() -> Option<&'static Region> {
     adopt_process();
     share_stats(&region);
     let region: &'static Region = Box::leak(Box::new(region));
+    crate::libc_blocks::prepare(region);
     crate::fork::install();
     let range = region.range();
     ARENA_START.store(range.start, Ordering::Relaxed);

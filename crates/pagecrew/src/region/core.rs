@@ -32,9 +32,7 @@ const IDLE_PAUSE: Duration = Duration::from_secs(1);
 const ACTIVE_NS: u64 = 1_000_000_000;
 /// The process's size is read at most this often by the program's own calls.
 const SAMPLE_NS: u64 = 1_000_000;
-/// The backlog of memory on its way back may be this share of what may be retained.
-const BACKLOG_SHARE: usize = 4;
-/// The backlog may always be this long.
+/// The backlog of memory on its way back may always be this long.
 const BACKLOG_LEAST: usize = 64 << 20;
 /// More moved spans than this, and pages are copied instead: each may cost two mappings of `vm.max_map_count` (65,530).
 const MOVED_MOST: usize = 8192;
@@ -417,15 +415,15 @@ impl Core {
     /// bound or nothing is to be retained at all.
     pub fn discard(&self, crew: &RegionCrew, zone: &Zone, offset: usize, len: usize) {
         let task = Task { operation: Operation::Discard, range: zone.at(offset, len), node: zone.node, report: true };
-        let limit = self.options.retain.unwrap_or(usize::MAX);
-        if limit == 0 {
+        if self.options.retain == Some(0) {
             // SAFETY: a range in state `Discarding` is used by nobody until it was reported as finished.
             unsafe { crew.run(task) };
             return;
         }
         // SAFETY: as above.
         unsafe { crew.submit(task) };
-        let bound = (self.target.load(Ordering::Relaxed).max(limit.min(4 << 30)) / BACKLOG_SHARE).max(BACKLOG_LEAST);
+        // What is on its way back weighs as much as what is retained, so as much of it may be there at a time.
+        let bound = self.target.load(Ordering::Relaxed).max(BACKLOG_LEAST);
         if self.discarding() > bound && crew.assist(Operation::Discard, || self.discarding() <= bound) {
             self.counters().backlog_assists.add(1);
         }
