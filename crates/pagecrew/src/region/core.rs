@@ -32,6 +32,8 @@ const IDLE_PAUSE: Duration = Duration::from_secs(1);
 const ACTIVE_NS: u64 = 1_000_000_000;
 /// The process's size is read at most this often by the program's own calls.
 const SAMPLE_NS: u64 = 1_000_000;
+/// Without pressure, an excess below this share of what is retained is left alone.
+const SLACK_SHARE: usize = 16;
 /// The backlog of memory on its way back may always be this long.
 const BACKLOG_LEAST: usize = 64 << 20;
 /// More moved spans than this, and pages are copied instead: each may cost two mappings of `vm.max_map_count` (65,530).
@@ -63,6 +65,16 @@ struct Background {
     signals: SignalReader,
     low_water: LowWater,
     demand: ZeroDemand,
+}
+
+/// What the signals say.
+struct Sample {
+    /// How much may be retained.
+    target: usize,
+    /// How much more is.
+    excess: usize,
+    /// Whether the machine or the control group is the reason.
+    pressure: bool,
 }
 
 /// The shared part of a region; the crew's employer.
@@ -364,8 +376,10 @@ impl Core {
         let now = clock::now_ns();
         if now >= self.sampled_ns.load(Ordering::Relaxed) + SAMPLE_NS || about_to.touch > 0 {
             // If the tick is at it, its result is as good.
-            if let Ok(mut background) = self.background.try_lock() {
-                return self.sample(&mut background, about_to, now).0;
+            if let Ok(mut background) = self.background.try_lock()
+                && let Some(sample) = self.sample(&mut background, about_to, now)
+            {
+                return sample.target;
             }
         }
         let bound = self.options.retain.unwrap_or(usize::MAX);
@@ -378,20 +392,29 @@ impl Core {
             self.target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |target| Some(target.saturating_sub(bytes)));
     }
 
-    /// Reads the signals and computes the target. Returns it and whether there is pressure.
-    fn sample(&self, background: &mut Background, about_to: Change, now: u64) -> (usize, bool) {
+    /// Reads the signals and computes the target. `None` if memory was freed or reused meanwhile, so that what was read does not
+    /// belong together: the target keeps following what is freed and reused.
+    fn sample(&self, background: &mut Background, about_to: Change, now: u64) -> Option<Sample> {
         // What is on its way back is free already, as far as the program is concerned.
-        let free = self.retained() + self.discarding();
-        let Some(signals) = background.signals.read(free, now) else {
-            // Without /proc, only what is in use in the region is known.
-            self.target.store(0, Ordering::Relaxed);
-            return (0, false);
-        };
-        let peak = self.peak_live.fetch_max(signals.live(), Ordering::Relaxed).max(signals.live());
-        let target = signals.retain_target(peak, about_to, self.options.retain);
+        let free = || self.retained() + self.discarding();
+        let before = free();
+        // Without /proc, nothing is known of the program, and nothing is retained.
+        let read = background.signals.read(before, now);
+        if free() != before {
+            return None;
+        }
+        let target = read.map_or(0, |signals| {
+            let peak = self.peak_live.fetch_max(signals.live(), Ordering::Relaxed).max(signals.live());
+            signals.retain_target(peak, about_to, self.options.retain)
+        });
         self.target.store(target, Ordering::Relaxed);
         self.sampled_ns.store(now, Ordering::Relaxed);
-        (target, signals.pressure())
+        let pressure = read.is_some_and(|signals| signals.pressure());
+        let retained = self.retained().min(before);
+        // A hole cut for a few megabytes keeps a large span from fitting where it was, and costs all of it in page faults.
+        let slack = if pressure { 0 } else { retained / SLACK_SHARE };
+        let excess = retained.saturating_sub(target);
+        Some(Sample { target, excess: if excess > slack { excess } else { 0 }, pressure })
     }
 
     /// Discards retained memory until no more than `target` is retained. Returns the bytes.
@@ -617,31 +640,20 @@ impl Employer for Core {
         background.low_water.note(least, now);
         background.low_water.note(retained, now);
         if retained > 0 {
-            let (target, pressure) = if now
-                >= self.sampled_ns.load(Ordering::Relaxed) + ACTIVE_PAUSE.as_nanos() as u64 / 2
-                || retained < UNWATCHED
-            {
-                self.sample(&mut background, Change::default(), now)
-            } else {
-                (self.target.load(Ordering::Relaxed), false)
-            };
             let surplus = background.low_water.surplus(retained);
-            let keep = target.min(retained - surplus);
-            if keep < retained {
+            let sample = self.sample(&mut background, Change::default(), now);
+            let excess = sample.as_ref().map_or(0, |sample| sample.excess).max(surplus);
+            if excess > 0 {
                 // The lock is not held while others are called.
                 drop(background);
-                let gone = self.discard_down_to(crew, keep);
-                let mut background = lock(&self.background);
-                background.low_water.discarded(gone);
-                if pressure && keep == target {
+                let gone = self.discard_down_to(crew, self.retained().saturating_sub(excess));
+                lock(&self.background).low_water.discarded(gone);
+                if sample.is_some_and(|sample| sample.pressure && sample.excess >= surplus) {
                     self.counters().pressure_trims.add(1);
-                } else if surplus > 0 {
+                } else {
                     self.counters().decayed_bytes.add(gone.min(surplus) as u64);
                 }
-                if gone > 0 {
-                    return Tick::Again;
-                }
-                return self.pause(now, retained);
+                return if gone > 0 { Tick::Again } else { self.pause(now, retained) };
             }
         }
         if self.zero_ahead(&mut background, crew, now) {

@@ -208,7 +208,8 @@ impl Region {
     /// stays below the peak.
     fn make_room(&self, fresh: usize) {
         let target = self.core().retain_target(Change { touch: fresh, free: 0 });
-        if self.core().retained() > target {
+        let retained = self.core().retained();
+        if retained > target + retained / 16 {
             self.core().discard_down_to(&self.crew, target);
         }
     }
