@@ -105,8 +105,12 @@ static void locking(void) {
         }
         free(block);
     }
-    sleep_ms(300);
+    // It may take a moment where the CPUs are busy.
     long after = status_field("VmLck");
+    for (int i = 0; i < 100 && after > before + 1024; i++) {
+        sleep_ms(100);
+        after = status_field("VmLck");
+    }
     printf("locked: %ld KiB before, %ld KiB after\n", before, after);
     // glibc unmaps what it frees, so nothing stays locked.
     CHECK(after <= before + 1024);
@@ -119,7 +123,8 @@ static void locking_all(void) {
     size_t before = resident();
     CHECK(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
     printf("mlockall: resident %zu MiB before, %zu MiB after\n", before / MIB, resident() / MIB);
-    CHECK(resident() < before + 160 * MIB);
+    fflush(stdout);
+    CHECK(resident() < before + 64 * MIB);
     for (int round = 0; round < 5; round++) {
         for (size_t i = 0; i < SIZES; i++) {
             char *block = calloc(1, sizes[i]);

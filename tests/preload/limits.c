@@ -121,6 +121,9 @@ int main(int count, char **arguments) {
     if (!strcmp(what, "use")) {
         use(bytes);
         use_threads();
+    } else if (!strcmp(what, "use-alone")) {
+        use(bytes);
+        CHECK(status_field("Threads") == 1);
     } else if (!strcmp(what, "use-up")) {
         use_up(bytes);
     } else if (!strcmp(what, "own-as")) {

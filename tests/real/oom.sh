@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2154
 # Programs in a memory cgroup: what survives its limit without Pagecrew survives it with, what doesn't is killed all the same.
 # Sourced by scripts/test-real.sh.
 
@@ -80,3 +81,6 @@ test_oom_over_limit() {
     echo "came to $without MiB without, $with MiB with Pagecrew"
     [ "$with" -ge $((without - 16)) ] || fail "killed much earlier than without Pagecrew"
 }
+
+add oom/within-limit 90 test_oom_within_limit
+add oom/over-limit 60 test_oom_over_limit

@@ -1,0 +1,203 @@
+#!/usr/bin/env bash
+# Programs under the real preload library: small ones of our own (tests/preload) that check what every user of malloc relies on, and
+# real ones (tests/real) with their own checks, each compared with itself without Pagecrew.
+#
+# Usage: test-real.sh [--long | --long-only] [--list] [NAME ...]
+#   NAME         runs only the tests whose name is NAME or begins with NAME/
+#   --long       those that take long as well
+#   --long-only  those that take long and no others
+#   --list       prints the names
+#
+# One line a test: its name, ok, FAILED or skipped with the reason, and seconds. What a failed test has printed follows.
+# Status 1 if a test failed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+target=${CARGO_TARGET_DIR:-target}
+readonly SKIPPED=77
+
+# What a test calls to end itself.
+skip() {
+    echo "$*"
+    exit "$SKIPPED"
+}
+
+fail() {
+    echo "FAILED: $*"
+    exit 1
+}
+
+# Runs a command when the test ends, whatever the way.
+at_exit() {
+    # shellcheck disable=SC2064
+    trap "$1" EXIT
+    trap 'exit 143' TERM INT HUP
+}
+
+needs() {
+    local name
+    for name in "$@"; do
+        if ! command -v "$name" >/dev/null; then skip "$name is not installed"; fi
+    done
+}
+
+# The shared library of a malloc, empty for glibc's own.
+malloc_library() {
+    local file
+    case $1 in
+    glibc) return ;;
+    jemalloc) set -- libjemalloc.so.2 ;;
+    mimalloc) set -- libmimalloc.so.2.0 libmimalloc.so.2 libmimalloc.so.3 ;;
+    tcmalloc) set -- libtcmalloc_minimal.so.4 ;;
+    esac
+    for file in "$@"; do
+        if [ -e "/usr/lib/$(uname -m)-linux-gnu/$file" ]; then
+            echo "/usr/lib/$(uname -m)-linux-gnu/$file"
+            return
+        fi
+    done
+    return 1
+}
+
+# The tests: names, limits in seconds, commands, and whether they take long.
+names=() limits=() commands=() lengths=()
+long=no
+# add NAME SECONDS COMMAND...
+add() {
+    names+=("$1") limits+=("$2") lengths+=("$long")
+    shift 2
+    commands+=("$(printf '%q ' "$@")")
+}
+
+for part in "$root"/tests/real/*.sh; do
+    # shellcheck source=/dev/null
+    . "$part"
+done
+
+# Inside one test.
+if [ "${1:-}" = --one ]; then
+    eval "$2"
+    exit 0
+fi
+
+wanted=() with_long=no with_short=yes list=no
+for argument in "$@"; do
+    case $argument in
+    --long) with_long=yes ;;
+    --long-only) with_long=yes with_short=no ;;
+    --list) list=yes ;;
+    -*)
+        sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" >&2
+        exit 2
+        ;;
+    *) wanted+=("$argument") ;;
+    esac
+done
+
+selected() {
+    local name=$1 length=$2 want
+    if [ "${#wanted[@]}" -gt 0 ]; then
+        for want in "${wanted[@]}"; do
+            if [ "$name" = "$want" ] || [[ $name == "$want"/* ]]; then return 0; fi
+        done
+        return 1
+    fi
+    if [ "$length" = yes ]; then [ "$with_long" = yes ]; else [ "$with_short" = yes ]; fi
+}
+
+for want in ${wanted[@]+"${wanted[@]}"}; do
+    known=no
+    for name in "${names[@]}"; do
+        if [ "$name" = "$want" ] || [[ $name == "$want"/* ]]; then known=yes; fi
+    done
+    if [ "$known" = no ]; then
+        echo "there is no test called $want; --list prints them" >&2
+        exit 2
+    fi
+done
+
+if [ "$list" = yes ]; then
+    printf '%s\n' "${names[@]}"
+    exit 0
+fi
+
+for file in pagecrew libpagecrew_preload.so; do
+    if [ ! -e "$target/release/$file" ]; then
+        echo "$target/release/$file is missing; build it with: cargo build --workspace --release" >&2
+        exit 1
+    fi
+done
+
+# A copy of everything that runs, so that an ordinary user can read it and a build meanwhile changes nothing.
+scratch=$(mktemp -d)
+current=
+cleanup() {
+    if [ -n "$current" ] && kill -TERM "$current" 2>/dev/null; then wait "$current" || true; fi
+    rm -rf "$scratch"
+}
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+chmod 1777 "$scratch"
+mkdir "$scratch/bin"
+cp "$target/release/pagecrew" "$target/release/libpagecrew_preload.so" "$scratch/bin/"
+mkdir -p "$target/tests"
+for source in tests/preload/*.c; do
+    name=$(basename "$source" .c)
+    built=$target/tests/$name
+    kind=()
+    if [ "$name" = plugin ]; then
+        built=$built.so
+        kind=(-shared -fPIC)
+    fi
+    # -fno-builtin: a compiler that knows malloc leaves out what looks useless.
+    "${CC:-cc}" -std=gnu11 -D_GNU_SOURCE -O1 -g -fno-builtin -Wall -Wextra -Werror ${kind[@]+"${kind[@]}"} -pthread \
+        "$source" -o "$built" -ldl
+    cp "$built" "$scratch/bin/"
+done
+
+export pagecrew=$scratch/bin/pagecrew library=$scratch/bin/libpagecrew_preload.so programs=$scratch/bin
+# A setting of the caller's would change what is tested.
+while IFS= read -r variable; do unset "$variable"; done < <(compgen -e PAGECREW_ || true)
+unset LD_PRELOAD
+
+passed=0 failed=0 skipped=0
+for index in "${!names[@]}"; do
+    name=${names[index]}
+    if ! selected "$name" "${lengths[index]}"; then continue; fi
+    export work=$scratch/work
+    mkdir -m 1777 "$work"
+    export PAGECREW_STATS_DIR=$work/stats
+    output=$scratch/output
+    begin=${EPOCHREALTIME/[^0-9]/}
+    status=0
+    # In a process group of its own, which `timeout` ends as a whole.
+    timeout -k 10 "${limits[index]}" bash scripts/test-real.sh --one "${commands[index]}" >"$output" 2>&1 </dev/null &
+    current=$!
+    wait "$current" || status=$?
+    # What the test has left behind, if anything, goes too.
+    kill -KILL -- "-$current" 2>/dev/null || true
+    current=
+    took=$(((${EPOCHREALTIME/[^0-9]/} - begin) / 100000))
+    seconds="$((took / 10)).$((took % 10)) s"
+    case $status in
+    0)
+        passed=$((passed + 1))
+        printf '%-32s ok       %8s  %s\n' "$name" "$seconds" "$(tail -n 1 "$output" | cut -c 1-90)"
+        ;;
+    "$SKIPPED")
+        skipped=$((skipped + 1))
+        printf '%-32s skipped  %8s  %s\n' "$name" "$seconds" "$(tail -n 1 "$output")"
+        ;;
+    *)
+        failed=$((failed + 1))
+        reason="status $status"
+        if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then reason="not done after ${limits[index]} s"; fi
+        printf '%-32s FAILED   %8s  %s\n' "$name" "$seconds" "$reason"
+        tail -n 40 "$output" | sed 's/^/    /'
+        ;;
+    esac
+    rm -rf "$work"
+done
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

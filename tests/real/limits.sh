@@ -1,0 +1,89 @@
+# shellcheck shell=bash disable=SC2154
+# Limits of the process and of the machine: what works without Pagecrew works with it. Sourced by scripts/test-real.sh.
+
+# both_ways COMMAND...: runs it both ways; the first has to succeed for the second to be worth a look.
+both_ways() {
+    (without_pagecrew "$@") || skip "fails without Pagecrew as well"
+    (EXPECT_PAGECREW=1 "$pagecrew" run -- "$@") || fail "status $? with Pagecrew, and none without"
+}
+
+# mib_limited OPTION MIB ARGUMENT...: with a limit of the shell's, as `ulimit` sets it, in front of everything.
+mib_limited() {
+    local option=$1 limit=$2
+    shift 2
+    ulimit "$option" $((limit << 10))
+    both_ways "$programs/limits" "$@"
+}
+
+unlimited() {
+    both_ways "$programs/limits" "$@"
+}
+
+# No helper can be started.
+no_processes() {
+    if [ "$(id -u)" -eq 0 ]; then
+        needs setpriv prlimit
+        setpriv --reuid 65534 --regid 65534 --clear-groups prlimit --nproc=0:0 "$pagecrew" run -- "$programs/limits" use-alone 300 ||
+            fail "status $?"
+    else
+        (ulimit -u 0 && "$pagecrew" run -- "$programs/limits" use-alone 300) || fail "status $?"
+    fi
+}
+
+few_descriptors() {
+    both_ways "$programs/limits" few-descriptors 300
+    # Enough for the loader and no more.
+    ulimit -n 4
+    both_ways "$programs/limits" use 300
+}
+
+strict_overcommit() {
+    local before
+    if [ "$(id -u)" -ne 0 ]; then skip "only root may set vm.overcommit_memory"; fi
+    before=$(cat /proc/sys/vm/overcommit_memory)
+    at_exit "echo $before >/proc/sys/vm/overcommit_memory"
+    echo 2 >/proc/sys/vm/overcommit_memory 2>/dev/null || skip "vm.overcommit_memory can't be set here"
+    both_ways "$programs/limits" use 1000
+    both_ways "$programs/family"
+    both_ways "$programs/storm" 100000
+    # It was set while the program ran.
+    echo "$before" >/proc/sys/vm/overcommit_memory
+    (EXPECT_PAGECREW=1 "$pagecrew" run -- "$programs/storm" 200000) &
+    sleep 1
+    echo 2 >/proc/sys/vm/overcommit_memory
+    wait $! || fail "status $? where it was set while the program ran"
+}
+
+# Without /proc, nothing is known of the machine or of the process's own size.
+no_proc() {
+    if [ "$(id -u)" -ne 0 ]; then skip "only root may unmount /proc"; fi
+    needs unshare umount
+    # shellcheck disable=SC2016
+    unshare --mount bash -c 'mount --make-rprivate / && umount -l /proc && [ ! -e /proc/self ] && exec "$@"' bash \
+        env EXPECT_PAGECREW=1 "LD_PRELOAD=$library" "$programs/limits" use 500 || fail "status $?"
+    # shellcheck disable=SC2016
+    unshare --mount bash -c 'umount -l /proc && exec "$@"' bash \
+        env EXPECT_PAGECREW=1 "LD_PRELOAD=$library" "$programs/storm" 100000 || fail "status $?"
+}
+
+for size in 64 128 300 512 1024 2048 8192; do
+    add "limits/address-space/$size" 60 mib_limited -v "$size" use $((size * 6 / 10))
+done
+for size in 300 1024 4096; do
+    add "limits/address-space/$size-full" 60 mib_limited -v "$size" use $((size * 85 / 100))
+done
+add limits/address-space/use-up 60 mib_limited -v 1024 use-up 800
+for size in 128 512 2048; do
+    add "limits/data/$size" 60 mib_limited -d "$size" use $((size * 85 / 100))
+done
+add limits/data/use-up 60 mib_limited -d 1024 use-up 800
+add limits/own-address-space 60 unlimited own-as 512 1024
+add limits/own-address-space/wide 60 unlimited own-as 256 4096
+add limits/own-data 60 unlimited own-data 512 700
+add limits/closed-descriptors 60 unlimited closed 300
+add limits/few-descriptors 60 few_descriptors
+add limits/lowest-descriptor 60 unlimited lowest-descriptor
+add limits/too-much 60 unlimited too-much
+add limits/no-processes 60 no_processes
+add limits/strict-overcommit 120 strict_overcommit
+add limits/no-proc 60 no_proc

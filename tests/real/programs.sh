@@ -1,0 +1,123 @@
+# shellcheck shell=bash disable=SC2154,SC2034
+# The programs of tests/preload, over each malloc and as root and as an ordinary user. Sourced by scripts/test-real.sh.
+
+# with_pagecrew MALLOC COMMAND...: the command under Pagecrew, over this malloc.
+with_pagecrew() {
+    local below
+    below=$(malloc_library "$1") || skip "$1 is not installed"
+    shift
+    LD_PRELOAD=$below EXPECT_PAGECREW=1 "$pagecrew" run -- "$@"
+}
+
+without_pagecrew() {
+    EXPECT_PAGECREW=0 "$@"
+}
+
+# as_nobody COMMAND...: as an ordinary user, with the same environment.
+as_nobody() {
+    if [ "$(id -u)" -ne 0 ]; then
+        "$@"
+        return
+    fi
+    needs setpriv
+    setpriv --reuid 65534 --regid 65534 --clear-groups env HOME=/nonexistent "$@"
+}
+
+program_over() {
+    local malloc=$1 program=$2
+    shift 2
+    with_pagecrew "$malloc" "$programs/$program" "$@"
+}
+
+program_as_nobody() {
+    local program=$1
+    shift
+    if [ "$(id -u)" -ne 0 ]; then skip "is run by an ordinary user anyway"; fi
+    EXPECT_PAGECREW=1 as_nobody "$pagecrew" run -- "$programs/$program" "$@"
+}
+
+# A wrong pointer: SIGABRT, one line, nothing more.
+invalid() {
+    local mistake status lines
+    for mistake in twice twice-later inside inside-odd behind realloc-freed realloc-freed-small realloc-inside size-of-freed; do
+        status=0
+        with_pagecrew glibc "$programs/invalid" "$mistake" >"$work/out" 2>"$work/error" || status=$?
+        lines=$(wc -l <"$work/error")
+        [ "$status" -eq 134 ] || fail "$mistake: status $status instead of 134 (SIGABRT)"
+        [ "$lines" -eq 1 ] || fail "$mistake: $lines lines on standard error: $(cat "$work/error")"
+        grep -Eq '^pagecrew: (free|realloc|malloc_usable_size)\(\): invalid pointer: 0x' "$work/error" ||
+            fail "$mistake: $(cat "$work/error")"
+        case $mistake in
+        twice | twice-later | inside | inside-odd | behind)
+            grep -q '^pagecrew: free(): invalid pointer' "$work/error" || fail "$mistake: $(cat "$work/error")"
+            ;;
+        esac
+    done
+}
+
+# The peak of each pattern, with Pagecrew at most a tenth above that without.
+peak() {
+    local pattern=$1 without with
+    shift
+    without=$(without_pagecrew "$programs/peak" "$pattern")
+    with=$(EXPECT_PAGECREW=1 "$pagecrew" run "$@" -- "$programs/peak" "$pattern")
+    echo "$((without / 1024)) MiB without, $((with / 1024)) MiB with Pagecrew ($((with * 100 / without)) %)"
+    [ $((with * 10)) -le $((without * 11)) ] || fail "more than 1.10 times the peak"
+}
+
+with_plugin() {
+    program_over "$1" dlopen "$programs/plugin.so"
+}
+
+# Output to a file that the process ends in the middle of.
+output() {
+    with_pagecrew glibc "$programs/output" "$1" "$work/file" "$2"
+}
+
+control() {
+    local program=$1
+    shift
+    without_pagecrew "$programs/$program" "$@"
+}
+
+for malloc in glibc jemalloc mimalloc tcmalloc; do
+    add "family/$malloc" 60 program_over "$malloc" family
+    if [ "$malloc" = glibc ]; then operations=1000000; else operations=200000; fi
+    add "storm/$malloc" 150 program_over "$malloc" storm "$operations"
+    for part in daemon little descriptors protect handlers quiet storm; do
+        if [ "$malloc" != glibc ] && [ "$part" != storm ] && [ "$part" != quiet ]; then long=yes; fi
+        add "forks/$part/$malloc" 90 program_over "$malloc" forks "$part"
+        long=no
+    done
+    add "exit/$malloc" 120 program_over "$malloc" exit
+    add "dlopen/$malloc" 60 with_plugin "$malloc"
+    if [ "$malloc" != glibc ]; then long=yes; fi
+    add "signals/$malloc" 120 program_over "$malloc" signals
+    add "advice/$malloc" 60 program_over "$malloc" advice
+    long=no
+done
+for program in family exit signals advice; do
+    add "$program/nobody" 120 program_as_nobody "$program"
+done
+add storm/nobody 60 program_as_nobody storm 100000
+add forks/nobody 60 program_as_nobody forks quiet
+add invalid 30 invalid
+add output/buffered 60 output buffered 3
+add output/writing 90 output writing 12
+for pattern in growing growing-by-realloc ping-pong odd-sizes changing mixed threads sparse; do
+    add "peak/$pattern" 60 peak "$pattern"
+done
+add peak/sparse-small-pages 60 peak sparse --huge-pages=off
+
+long=yes
+add storm/long 900 program_over glibc storm 10000000
+add idle 120 program_over glibc idle 30
+add output/writing/long 300 output writing 100
+# The programs themselves are right: they pass without Pagecrew as well (advice asks for more than glibc promises).
+add control/family 60 control family
+add control/storm 60 control storm 300000
+add control/forks 180 control forks all
+add control/forks/handlers 60 control forks handlers
+add control/exit 120 control exit
+add control/signals 120 control signals
+long=no
