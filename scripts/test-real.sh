@@ -3,7 +3,7 @@
 # real ones (tests/real) with their own checks, each compared with itself without Pagecrew.
 #
 # Usage: test-real.sh [--long | --long-only] [--list] [NAME ...]
-#   NAME         runs only the tests whose name is NAME or begins with NAME/
+#   NAME         runs only the test of that name, or those whose names begin with NAME/
 #   --long       those that take long as well
 #   --long-only  those that take long and no others
 #   --list       prints the names
@@ -98,9 +98,10 @@ selected() {
     local name=$1 length=$2 want
     if [ "${#wanted[@]}" -gt 0 ]; then
         for want in "${wanted[@]}"; do
-            if [ "$name" = "$want" ] || [[ $name == "$want"/* ]]; then return 0; fi
+            if [ "$name" = "$want" ]; then return 0; fi
+            if [[ $name == "$want"/* ]]; then break; fi
         done
-        return 1
+        [[ $name == "$want"/* ]] || return 1
     fi
     if [ "$length" = yes ]; then [ "$with_long" = yes ]; else [ "$with_short" = yes ]; fi
 }

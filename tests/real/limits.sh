@@ -1,4 +1,4 @@
-# shellcheck shell=bash disable=SC2154
+# shellcheck shell=bash disable=SC2154,SC2034
 # Limits of the process and of the machine: what works without Pagecrew works with it. Sourced by scripts/test-real.sh.
 
 # both_ways COMMAND...: runs it both ways; the first has to succeed for the second to be worth a look.
@@ -66,17 +66,21 @@ no_proc() {
         env EXPECT_PAGECREW=1 "LD_PRELOAD=$library" "$programs/storm" 100000 || fail "status $?"
 }
 
-for size in 64 128 300 512 1024 2048 8192; do
+for size in 64 128 300 512 1024 2048; do
     add "limits/address-space/$size" 60 mib_limited -v "$size" use $((size * 6 / 10))
 done
-for size in 300 1024 4096; do
+for size in 300 1024; do
     add "limits/address-space/$size-full" 60 mib_limited -v "$size" use $((size * 85 / 100))
 done
 add limits/address-space/use-up 60 mib_limited -v 1024 use-up 800
-for size in 128 512 2048; do
+for size in 128 1024; do
     add "limits/data/$size" 60 mib_limited -d "$size" use $((size * 85 / 100))
 done
 add limits/data/use-up 60 mib_limited -d 1024 use-up 800
+long=yes
+add limits/address-space/8192 120 mib_limited -v 8192 use 4800
+add limits/address-space/4096-full 120 mib_limited -v 4096 use 3500
+long=no
 add limits/own-address-space 60 unlimited own-as 512 1024
 add limits/own-address-space/wide 60 unlimited own-as 256 4096
 add limits/own-data 60 unlimited own-data 512 700
