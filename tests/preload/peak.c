@@ -66,6 +66,16 @@ static void changing_sizes(void) {
     }
 }
 
+// Blocks below the size of a huge page, which are packed, and above it, in turn.
+static void two_kinds(void) {
+    static char *blocks[300];
+    for (size_t phase = 0; phase < 8; phase++) {
+        size_t count = 0, each = phase % 2 ? 4 * MIB : 1900 * KIB;
+        while ((count + 1) * each <= 300 * MIB) blocks[count++] = fresh(each);
+        for (size_t i = 0; i < count; i++) free(blocks[i]);
+    }
+}
+
 // Tables of which little is touched, as hash tables and column stores make them.
 static void sparse(void) {
     for (int round = 0; round < 10; round++) {
@@ -109,6 +119,7 @@ static const struct {
 } patterns[] = {{"growing", growing},       {"growing-by-realloc", growing_by_realloc},
                 {"ping-pong", ping_pong},   {"odd-sizes", odd_sizes},
                 {"changing", changing_sizes}, {"sparse", sparse},
+                {"two-kinds", two_kinds},
                 {"mixed", mixed},           {"threads", threads}};
 
 int main(int count, char **arguments) {

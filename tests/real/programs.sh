@@ -106,7 +106,7 @@ add forks/nobody 60 program_as_nobody forks quiet
 add invalid 30 invalid
 add output/buffered 60 output buffered 3
 add output/writing 90 output writing 12
-for pattern in growing growing-by-realloc ping-pong odd-sizes changing mixed threads sparse; do
+for pattern in growing growing-by-realloc ping-pong odd-sizes two-kinds changing mixed threads sparse; do
     add "peak/$pattern" 60 peak "$pattern"
 done
 add peak/sparse-small-pages 60 peak sparse --huge-pages=off
