@@ -42,8 +42,19 @@ fn end_stats() {
     if let (Some(start), Some(region)) = (state::start(), state::existing_region()) {
         // SAFETY: getpid takes nothing and cannot fail.
         if start.keep_stats_of != Some(unsafe { libc::getpid() }) {
-            region.stats().unshare(&start.stats_directory);
+            region.stats().unshare();
         }
+    }
+}
+
+/// Whether the calling thread may be in a signal handler: then some signal is blocked. What it interrupted may hold any lock, libc's
+/// included, so such a process is left to the kernel.
+fn in_handler() -> bool {
+    // SAFETY: reads the calling thread's mask into a valid set.
+    unsafe {
+        let mut mask: libc::sigset_t = std::mem::zeroed();
+        libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut mask);
+        (1..=64).any(|signal| libc::sigismember(&mask, signal) == 1)
     }
 }
 
@@ -53,10 +64,17 @@ fn finish(status: i32, flush: bool) {
         return;
     }
     end_stats();
-    if !state::start().is_some_and(|start| start.options.exit) || HEAP.outgrown() || !Region::worth_giving_back() {
+    let wanted = state::start().is_some_and(|start| start.options.exit);
+    if !wanted || !Region::worth_giving_back() || (!flush && in_handler()) || !HEAP.unlocked() || HEAP.outgrown() {
         return;
     }
-    let Some(region) = state::region() else { return };
+    give_back(status, flush);
+}
+
+/// A function of its own, so that its frame is not on the stack of a process that ends without it.
+#[inline(never)]
+fn give_back(status: i32, flush: bool) {
+    let Some(region) = state::region().filter(|region| region.unlocked()) else { return };
     let here = (&raw const QUICK_EXIT_STATUS) as usize;
     let kept = [HEAP.range(), Range { start: here.saturating_sub(1 << 20), len: 2 << 20 }];
     // SAFETY: the process ends below by a system call. Before that, streams are flushed as `exit` would do next, and nothing

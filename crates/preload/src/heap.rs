@@ -59,6 +59,11 @@ impl Heap {
         address.wrapping_sub(self.start.load(Ordering::Relaxed)) < self.len.load(Ordering::Relaxed)
     }
 
+    /// Whether nobody holds the heap at this moment.
+    pub fn unlocked(&self) -> bool {
+        self.inner.try_lock().is_ok()
+    }
+
     /// Whether the heap has outgrown its first piece.
     pub fn outgrown(&self) -> bool {
         !self.contains(self.lock().end.wrapping_sub(1))
@@ -132,7 +137,9 @@ impl Heap {
     /// Reserves the first or a further piece with room for `take` bytes.
     fn reserve(&self, inner: &mut Inner, take: usize) -> bool {
         let first = self.len.load(Ordering::Relaxed) == 0;
-        let mut len = if first { RESERVE } else { FURTHER + take };
+        // A program whose address space is limited needs it for itself.
+        let wanted = if first { RESERVE } else { FURTHER + take };
+        let mut len = if limited_address_space() { RESERVE_LEAST.max(2 * take) } else { wanted };
         while len >= RESERVE_LEAST.max(2 * take) {
             if let Ok(start) = memory::map(len, Protection::None) {
                 (inner.next, inner.accessible, inner.end) = (start, start, start + len);
@@ -168,6 +175,13 @@ impl Heap {
         unsafe { *block.cast::<usize>() = inner.free[class] };
         inner.free[class] = block as usize;
     }
+}
+
+/// Whether the address space of this process is limited (`RLIMIT_AS`).
+pub fn limited_address_space() -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid place for the answer.
+    unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) == 0 && limit.rlim_cur != libc::RLIM_INFINITY }
 }
 
 // SAFETY: blocks are disjoint, at least as long as asked for, and aligned to their size, which is at least the alignment asked

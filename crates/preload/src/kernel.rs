@@ -79,6 +79,20 @@ pub unsafe extern "C" fn mlock2(address: *mut c_void, len: usize, flags: u32) ->
     unsafe { libc::syscall(libc::SYS_mlock2, address, len, flags) as i32 }
 }
 
+/// `int mlockall(int flags)`: what is only address space is given up first, or it would be filled with pages.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlockall(flags: i32) -> i32 {
+    match state::existing_region() {
+        Some(region) => region.tighten(),
+        None => state::no_region_any_more(),
+    }
+    // SAFETY: by the function's own contract.
+    unsafe { libc::syscall(libc::SYS_mlockall, flags) as i32 }
+}
+
 /// Takes note of a limit that the process sets itself.
 fn note_limit(resource: i32, limit: *const libc::rlimit) {
     if resource != libc::RLIMIT_AS as i32 && resource != libc::RLIMIT_DATA as i32 {

@@ -2,6 +2,7 @@
 //!
 //! `errno` is only changed where the standard says so: a success keeps it, and `free` always does.
 
+use crate::heap::limited_address_space;
 use crate::state::{self, THRESHOLD, ours};
 use crate::{libc_blocks, next};
 use pagecrew::region::{PointerError, Region, ResizeError};
@@ -59,11 +60,20 @@ fn large(size: usize) -> bool {
 extern "C" fn malloc_large(size: usize) -> Pointer {
     let pointer = span(size, 1, false);
     // SAFETY: any size may be asked for.
-    if pointer.is_null() { or_out_of_memory(unsafe { next::malloc(size) }) } else { pointer }
+    if pointer.is_null() { from_next(|| unsafe { next::malloc(size) }) } else { pointer }
 }
 
-/// Sees to it that a failure says why: not every malloc sets `errno` for a size that no memory could have.
-fn or_out_of_memory(pointer: Pointer) -> Pointer {
+/// Asks the program's own malloc for something large. If that fails, the unused part of the arena may be what is in the way (under
+/// `RLIMIT_AS`): it is given up and the request made once more. Not every malloc sets `errno` for a size that no memory could
+/// have; a failure here says why.
+fn from_next(ask: impl Fn() -> Pointer) -> Pointer {
+    let mut pointer = ask();
+    if pointer.is_null()
+        && let Some(region) = state::existing_region().filter(|region| limited_address_space() && !region.tight())
+    {
+        region.tighten();
+        pointer = ask();
+    }
     if pointer.is_null() {
         Errno(libc::ENOMEM).set();
     }
@@ -137,7 +147,10 @@ pub unsafe extern "C" fn free(pointer: Pointer) {
 #[cold]
 #[inline(never)]
 fn calloc_rare(count: usize, size: usize) -> Pointer {
-    let Some(total) = count.checked_mul(size) else { return or_out_of_memory(null_mut()) };
+    let Some(total) = count.checked_mul(size) else {
+        Errno(libc::ENOMEM).set();
+        return null_mut();
+    };
     let pointer = if thread::spawning() {
         libc_blocks::allocate(total)
     } else if large(total) {
@@ -146,7 +159,7 @@ fn calloc_rare(count: usize, size: usize) -> Pointer {
         null_mut()
     };
     // SAFETY: any numbers may be asked for.
-    if pointer.is_null() { or_out_of_memory(unsafe { next::calloc(count, size) }) } else { pointer }
+    if pointer.is_null() { from_next(|| unsafe { next::calloc(count, size) }) } else { pointer }
 }
 
 /// `void *calloc(size_t count, size_t size)`
@@ -260,11 +273,11 @@ unsafe fn realloc_up(pointer: Pointer, size: usize) -> Pointer {
         let held = next::malloc_usable_size(pointer);
         // One that is large already was a fallback or comes from before this library; its owner may move it without copying.
         if held == 0 || held >= size || large(held) {
-            return next::realloc(pointer, size);
+            return from_next(|| next::realloc(pointer, size));
         }
         let new = span(size, 1, false);
         if new.is_null() {
-            return next::realloc(pointer, size);
+            return from_next(|| next::realloc(pointer, size));
         }
         std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), new.cast(), held);
         next::free(pointer);
@@ -322,7 +335,7 @@ fn aligned_span(align: usize, size: usize) -> Pointer {
 pub extern "C" fn memalign(align: usize, size: usize) -> Pointer {
     let pointer = aligned_span(align, size);
     // SAFETY: any numbers may be asked for.
-    if pointer.is_null() { unsafe { next::memalign(align, size) } } else { pointer }
+    if pointer.is_null() { from_next(|| unsafe { next::memalign(align, size) }) } else { pointer }
 }
 
 /// `void *aligned_alloc(size_t align, size_t size)`
@@ -330,7 +343,7 @@ pub extern "C" fn memalign(align: usize, size: usize) -> Pointer {
 pub extern "C" fn aligned_alloc(align: usize, size: usize) -> Pointer {
     let pointer = aligned_span(align, size);
     // SAFETY: any numbers may be asked for.
-    if pointer.is_null() { unsafe { next::aligned_alloc(align, size) } } else { pointer }
+    if pointer.is_null() { from_next(|| unsafe { next::aligned_alloc(align, size) }) } else { pointer }
 }
 
 /// `int posix_memalign(void **place, size_t align, size_t size)`

@@ -81,7 +81,6 @@ fn make() -> Option<&'static Region> {
     share_stats(&region);
     let region: &'static Region = Box::leak(Box::new(region));
     crate::libc_blocks::prepare(region);
-    crate::fork::install();
     let range = region.range();
     ARENA_START.store(range.start, Ordering::Relaxed);
     ARENA_LEN.store(range.len, Ordering::Relaxed);
@@ -100,6 +99,11 @@ fn share_stats(region: &Region) {
 /// The start, once the library was loaded.
 pub fn start() -> Option<&'static Start> {
     START.get()
+}
+
+/// The process locked its memory, what it will map included: an arena would count against what it may lock.
+pub fn no_region_any_more() {
+    let _ = MAKING_STATE.compare_exchange(NONE, OFF, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 /// Whether the calling process is the one that owns this memory.
@@ -141,6 +145,9 @@ extern "C" fn load() {
         stats_directory: stats::directory(),
         keep_stats_of: std::env::var("PAGECREW_STATS_KEEP").ok().and_then(|text| text.parse().ok()),
     });
+    // Before the program can register any: so ours run last before a fork and first after it, and no other handler runs while
+    // the region is held.
+    crate::fork::install();
     crate::exit::install();
     THRESHOLD.store(threshold, Ordering::Release);
 }

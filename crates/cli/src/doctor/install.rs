@@ -59,7 +59,7 @@ fn counters() -> Check {
         let page = StatsPage::new().map_err(|error| error.to_string())?;
         page.share(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
         let result = stats::read(&directory, std::process::id());
-        page.unshare(&directory);
+        page.unshare();
         result.map(drop).map_err(|error| error.to_string())
     };
     match tried() {

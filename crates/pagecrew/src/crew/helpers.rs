@@ -124,8 +124,9 @@ unsafe impl Sync for Place {}
 
 struct Shared<E> {
     employer: E,
-    places: [Place; PLACES],
-    helpers: [Helper; MAX_HELPERS],
+    // On the heap, and built there: the first large request may come from a thread with a stack of a few kilobytes.
+    places: Box<[Place]>,
+    helpers: Box<[Helper]>,
     roster: Mutex<Roster>,
     wake: Condvar,
     /// The helper that asks the employer, while the others only work on the board.
@@ -173,16 +174,12 @@ impl<E: Employer> Crew<E> {
         let task = Task { operation: Operation::Discard, range: Range { start: 0, len: 0 }, node: 0, report: false };
         let shared = Shared {
             employer,
-            places: std::array::from_fn(|_| Place {
-                job: Job::new(),
-                task: UnsafeCell::new(task),
-                waiting: AtomicBool::new(false),
-            }),
-            helpers: std::array::from_fn(|_| Helper {
-                thread: AtomicI32::new(0),
-                stack: AtomicUsize::new(0),
-                boost: Boost::new(),
-            }),
+            places: (0..PLACES)
+                .map(|_| Place { job: Job::new(), task: UnsafeCell::new(task), waiting: AtomicBool::new(false) })
+                .collect(),
+            helpers: (0..MAX_HELPERS)
+                .map(|_| Helper { thread: AtomicI32::new(0), stack: AtomicUsize::new(0), boost: Boost::new() })
+                .collect(),
             roster: Mutex::new(Roster {
                 alive: 0,
                 asleep: 0,
@@ -335,6 +332,11 @@ impl<E: Employer> Crew<E> {
     /// Whether a helper thread lives, so that [`Employer::tick`] will be called when its time comes.
     pub fn has_helpers(&self) -> bool {
         lock(&self.shared.roster).alive > 0
+    }
+
+    /// Whether the crew's lock is held by nobody at this moment.
+    pub fn unlocked(&self) -> bool {
+        self.shared.roster.try_lock().is_ok()
     }
 
     /// Whether every helper has come as far as to say which thread it is.
@@ -578,6 +580,8 @@ impl<E: Employer> Crew<E> {
         let node = number % self.shared.topology.nodes();
         self.settle_on(node);
         let _ = sched::set_class(0, Class::Idle);
+        // The program's descriptors are its own: what this thread opens takes no number of theirs, and nobody closes it.
+        let _ = thread::leave_descriptors();
         self.revocation();
         let mut quota_read = 0;
         let mut last_work = clock::now_ns();

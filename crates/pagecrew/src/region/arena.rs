@@ -37,9 +37,14 @@ fn limit(resource: libc::__rlimit_resource_t) -> Option<usize> {
     (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur as usize)
 }
 
-fn strict_overcommit() -> bool {
+fn overcommit_is(mode: &str) -> bool {
     let mut buffer = Buffer::new();
-    procfs::read(c"/proc/sys/vm/overcommit_memory", &mut buffer).is_ok_and(|text| text.trim() == "2")
+    procfs::read(c"/proc/sys/vm/overcommit_memory", &mut buffer).is_ok_and(|text| text.trim() == mode)
+}
+
+/// Whether the kernel grants any request, however large (`vm.overcommit_memory` is 1).
+pub fn always_overcommits() -> bool {
+    overcommit_is("1")
 }
 
 /// Address space used so far, in bytes.
@@ -58,7 +63,7 @@ impl Arena {
     /// `ENOMEM` if not even `least` can be had.
     pub fn reserve(wanted: usize, least: usize) -> Result<Arena, Errno> {
         let space = limit(libc::RLIMIT_AS);
-        let exact = space.is_some() || limit(libc::RLIMIT_DATA).is_some() || strict_overcommit();
+        let exact = space.is_some() || limit(libc::RLIMIT_DATA).is_some() || overcommit_is("2");
         let mut len = match space {
             Some(space) => wanted.min(space.saturating_sub(address_space_used()) / 4),
             None => wanted,
@@ -112,6 +117,11 @@ impl Arena {
             }
         }
         Ok(())
+    }
+
+    /// Whether anything was given up.
+    pub fn gave_up(&self) -> bool {
+        !self.given_up.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
     /// Gives `range` up: it belongs to whoever maps something there next.

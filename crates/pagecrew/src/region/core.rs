@@ -4,7 +4,7 @@
 
 use super::arena::{self, Arena, ZONE_ALIGN};
 use super::options::Options;
-use super::policy::{Change, LowWater, ZeroDemand};
+use super::policy::{LowWater, ZeroDemand};
 use super::signals::SignalReader;
 use super::spans::{Grant, Marks, Piece, SpanMap, State, Want};
 use crate::crew::{Crew, Employer, Operation, Task, Tick};
@@ -28,12 +28,14 @@ const SCAN_LEAST: usize = 4 << 20;
 /// How often the tick looks at the signals while the program is active, and how long an idle program lets it sleep at most.
 const ACTIVE_PAUSE: Duration = Duration::from_millis(20);
 const IDLE_PAUSE: Duration = Duration::from_secs(1);
+/// The same near a limit of the machine or the control group.
+const NEAR_PAUSE: Duration = Duration::from_millis(5);
 /// A program counts as active for this long after its last call.
 const ACTIVE_NS: u64 = 1_000_000_000;
-/// The process's size is read at most this often by the program's own calls.
-const SAMPLE_NS: u64 = 1_000_000;
 /// Without pressure, an excess below this share of what is retained is left alone.
 const SLACK_SHARE: usize = 16;
+/// While fresh memory is being touched, no more than this is left on its way back.
+const ROOM_BACKLOG: usize = 8 << 20;
 /// The backlog of memory on its way back may always be this long.
 const BACKLOG_LEAST: usize = 64 << 20;
 /// More moved spans than this, and pages are copied instead: each may cost two mappings of `vm.max_map_count` (65,530).
@@ -69,9 +71,7 @@ struct Background {
 
 /// What the signals say.
 struct Sample {
-    /// How much may be retained.
-    target: usize,
-    /// How much more is.
+    /// How much more is retained than may be.
     excess: usize,
     /// Whether the machine or the control group is the reason.
     pressure: bool,
@@ -94,7 +94,9 @@ pub struct Core {
     peak_live: AtomicUsize,
     /// How much may be retained, as last computed.
     target: AtomicUsize,
-    sampled_ns: AtomicU64,
+    /// The machine's memory, and the largest request that heuristic overcommit would grant, in bytes.
+    machine: usize,
+    largest: usize,
     last_call_ns: AtomicU64,
     /// When the tick will run by itself; `u64::MAX` when it is running.
     next_tick_ns: AtomicU64,
@@ -107,6 +109,7 @@ pub struct Core {
     zeroing_revoked: AtomicU32,
     revocable: AtomicBool,
     moved: AtomicUsize,
+    near_limit: AtomicBool,
     background: Mutex<Background>,
     guards_work: bool,
 }
@@ -121,6 +124,10 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Zone {
     pub fn lock(&self) -> MutexGuard<'_, Inner> {
         lock(&self.inner)
+    }
+
+    pub fn unlocked(&self) -> bool {
+        self.inner.try_lock().is_ok()
     }
 
     fn at(&self, offset: usize, len: usize) -> Range {
@@ -142,7 +149,10 @@ fn guards_work() -> bool {
 
 impl Core {
     pub fn new(options: Options, topology: &Topology) -> Result<Core, Errno> {
-        let total = procfs::memory_info().map_or(64 << 30, |memory| memory.total as usize);
+        let memory = procfs::memory_info().ok();
+        let total = memory.map_or(64 << 30, |memory| memory.total as usize);
+        let largest = memory.filter(|_| !arena::always_overcommits());
+        let largest = largest.map_or(usize::MAX, |memory| (memory.total + memory.swap) as usize);
         let nodes = topology.nodes();
         // Much more address space than memory, so that fragmentation of it never matters.
         let wanted = (16 * total).next_power_of_two().clamp(64 << 30, 64 << 40);
@@ -186,7 +196,8 @@ impl Core {
             least_retained: AtomicUsize::new(0),
             peak_live: AtomicUsize::new(0),
             target: AtomicUsize::new(0),
-            sampled_ns: AtomicU64::new(0),
+            machine: total,
+            largest,
             last_call_ns: AtomicU64::new(now),
             next_tick_ns: AtomicU64::new(0),
             zeroes_wanted: AtomicUsize::new(0),
@@ -195,6 +206,7 @@ impl Core {
             zeroing_revoked: AtomicU32::new(0),
             revocable: AtomicBool::new(false),
             moved: AtomicUsize::new(0),
+            near_limit: AtomicBool::new(false),
             background: Mutex::new(background),
         })
     }
@@ -366,55 +378,52 @@ impl Core {
         }
     }
 
-    /// How much may be retained once the program has done what it is about to do. The process's size is read anew if that was
-    /// longer ago than a millisecond or memory is about to be touched; between readings, the target follows what is freed and
-    /// reused.
-    pub fn retain_target(&self, about_to: Change) -> usize {
-        if self.options.retain == Some(0) {
-            return 0;
-        }
-        let now = clock::now_ns();
-        if now >= self.sampled_ns.load(Ordering::Relaxed) + SAMPLE_NS || about_to.touch > 0 {
-            // If the tick is at it, its result is as good.
-            if let Ok(mut background) = self.background.try_lock()
-                && let Some(sample) = self.sample(&mut background, about_to, now)
-            {
-                return sample.target;
-            }
-        }
-        let bound = self.options.retain.unwrap_or(usize::MAX);
-        (self.target.fetch_add(about_to.free, Ordering::Relaxed) + about_to.free).min(bound)
+    /// How much may be retained once the program has freed `bytes`. On the program's own threads the target only follows what is
+    /// freed and what comes into use; the tick corrects it by what the process and the machine really have. No file is read here:
+    /// the program's descriptors and its stacks, however small, are its own.
+    pub fn target_after_free(&self, bytes: usize) -> usize {
+        let bound = self.options.retain.unwrap_or(self.machine / 2);
+        let follow = |target: usize| target.saturating_add(bytes).min(bound);
+        let before = self.target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |target| Some(follow(target)));
+        follow(before.unwrap_or(0))
     }
 
-    /// Takes note that `bytes` of retained memory are live again.
-    pub fn note_reuse(&self, bytes: usize) {
-        let _ =
-            self.target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |target| Some(target.saturating_sub(bytes)));
+    /// How much may be retained now that `bytes` more are in use.
+    pub fn target_after_allocation(&self, bytes: usize) -> usize {
+        let follow = |target: usize| target.saturating_sub(bytes);
+        let before = self.target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |target| Some(follow(target)));
+        follow(before.unwrap_or(0))
+    }
+
+    /// Whether a request is larger than all memory and swap: the kernel's heuristic overcommit refuses those, and a program that
+    /// asks for one expects the refusal rather than to be killed later.
+    pub fn absurd(&self, size: usize) -> bool {
+        size > self.largest
     }
 
     /// Reads the signals and computes the target. `None` if memory was freed or reused meanwhile, so that what was read does not
     /// belong together: the target keeps following what is freed and reused.
-    fn sample(&self, background: &mut Background, about_to: Change, now: u64) -> Option<Sample> {
+    fn sample(&self, background: &mut Background, now: u64) -> Option<Sample> {
         // What is on its way back is free already, as far as the program is concerned.
         let free = || self.retained() + self.discarding();
         let before = free();
         // Without /proc, nothing is known of the program, and nothing is retained.
         let read = background.signals.read(before, now);
+        self.near_limit.store(background.signals.near_limit(), Ordering::Relaxed);
         if free() != before {
             return None;
         }
         let target = read.map_or(0, |signals| {
             let peak = self.peak_live.fetch_max(signals.live(), Ordering::Relaxed).max(signals.live());
-            signals.retain_target(peak, about_to, self.options.retain)
+            signals.retain_target(peak, self.options.retain)
         });
         self.target.store(target, Ordering::Relaxed);
-        self.sampled_ns.store(now, Ordering::Relaxed);
         let pressure = read.is_some_and(|signals| signals.pressure());
         let retained = self.retained().min(before);
         // A hole cut for a few megabytes keeps a large span from fitting where it was, and costs all of it in page faults.
         let slack = if pressure { 0 } else { retained / SLACK_SHARE };
         let excess = retained.saturating_sub(target);
-        Some(Sample { target, excess: if excess > slack { excess } else { 0 }, pressure })
+        Some(Sample { excess: if excess > slack { excess } else { 0 }, pressure })
     }
 
     /// Discards retained memory until no more than `target` is retained. Returns the bytes.
@@ -432,6 +441,21 @@ impl Core {
             }
         }
         sum
+    }
+
+    /// Makes room for `fresh` bytes that are about to be touched for the first time: what is retained and what is on its way back
+    /// stays, together with them, below the program's own peak.
+    pub fn make_room(&self, crew: &RegionCrew, fresh: usize) {
+        let target = self.target_after_allocation(fresh);
+        let retained = self.retained();
+        if retained > target + retained / SLACK_SHARE {
+            self.discard_down_to(crew, target);
+        }
+        // Touching is slower than giving back, so the caller helps a little rather than wait for a helper that may not run.
+        let bound = (retained / SLACK_SHARE).max(ROOM_BACKLOG);
+        if self.discarding() > bound && crew.assist(Operation::Discard, || self.discarding() <= bound) {
+            self.counters().backlog_assists.add(1);
+        }
     }
 
     /// Has a range discarded that is marked so: by the crew, with the calling thread's help where the backlog has reached its
@@ -546,6 +570,11 @@ impl Core {
         self.span_len(usable, zone.granule)
     }
 
+    /// Whether the unused address space was given up.
+    pub fn tight(&self) -> bool {
+        self.arena.gave_up()
+    }
+
     /// Gives up the address space of a zone that was never used, and access to what is not in use.
     pub fn tighten(&self, zone: &Zone) {
         let mut inner = zone.lock();
@@ -599,12 +628,18 @@ impl Core {
         for zone in &self.zones {
             let mut inner = zone.lock();
             self.wipe_in_child(&inner, zone, Advice::KeepOnFork);
-            inner.map.after_fork(Self::wiped);
+            let odd: Vec<_> = inner.map.backed().filter(|(_, segment)| segment.marks.remap()).collect();
+            for (offset, segment) in odd {
+                // SAFETY: free memory, which nobody uses. A range that could not be mapped anew is not used again either.
+                if unsafe { self.arena.renew(zone.at(offset, segment.len), zone.huge_pages) }.is_err() {
+                    inner.map.lose(offset);
+                }
+            }
+            inner.map.after_fork(|segment| Self::wiped(segment) || segment.marks.remap());
             self.publish(zone, &mut inner);
         }
         self.peak_live.store(0, Ordering::Relaxed);
         self.target.store(0, Ordering::Relaxed);
-        self.sampled_ns.store(0, Ordering::Relaxed);
         self.next_tick_ns.store(0, Ordering::Relaxed);
         self.revocable.store(false, Ordering::Relaxed);
     }
@@ -641,7 +676,7 @@ impl Employer for Core {
         background.low_water.note(retained, now);
         if retained > 0 {
             let surplus = background.low_water.surplus(retained);
-            let sample = self.sample(&mut background, Change::default(), now);
+            let sample = self.sample(&mut background, now);
             let excess = sample.as_ref().map_or(0, |sample| sample.excess).max(surplus);
             if excess > 0 {
                 // The lock is not held while others are called.
@@ -677,7 +712,12 @@ impl Core {
         }
         let active = now < self.last_call_ns.load(Ordering::Relaxed) + ACTIVE_NS;
         let window = self.options.decay / 8;
-        let pause = if active { ACTIVE_PAUSE } else { IDLE_PAUSE.min(window.max(ACTIVE_PAUSE)) };
+        let near = self.near_limit.load(Ordering::Relaxed);
+        let pause = if active {
+            if near { NEAR_PAUSE } else { ACTIVE_PAUSE }
+        } else {
+            IDLE_PAUSE.min(window.max(ACTIVE_PAUSE))
+        };
         self.next_tick_ns.store(now + pause.as_nanos() as u64, Ordering::Relaxed);
         Tick::Wait(pause)
     }

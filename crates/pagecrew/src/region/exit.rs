@@ -20,21 +20,17 @@ const PATIENCE_NS: u64 = 20_000_000;
 /// Around an address that is needed until the end, this much is kept on both sides.
 const MARGIN: usize = 1 << 20;
 
-/// Ranges in a fixed place: behind the stop, nothing may be allocated.
-struct List {
-    ranges: [Range; MAPPINGS],
-    count: usize,
-}
+/// Ranges in memory that is taken before the stop: behind it, nothing may be allocated.
+struct List(Vec<Range>);
 
 impl List {
     fn new() -> List {
-        List { ranges: [Range { start: 0, len: 0 }; MAPPINGS], count: 0 }
+        List(Vec::with_capacity(MAPPINGS))
     }
 
     fn push(&mut self, range: Range) {
-        if self.count < MAPPINGS && range.len >= MAPPING_LEAST {
-            self.ranges[self.count] = range;
-            self.count += 1;
+        if self.0.len() < self.0.capacity() && range.len >= MAPPING_LEAST {
+            self.0.push(range);
         }
     }
 
@@ -42,12 +38,12 @@ impl List {
     fn cut(&mut self, hole: Range) {
         let begin = hole.start & !(PAGE_SIZE - 1);
         let end = hole.end().next_multiple_of(PAGE_SIZE);
-        for index in 0..self.count {
-            let range = self.ranges[index];
+        for index in 0..self.0.len() {
+            let range = self.0[index];
             if begin >= range.end() || end <= range.start {
                 continue;
             }
-            self.ranges[index].len = begin.saturating_sub(range.start);
+            self.0[index].len = begin.saturating_sub(range.start);
             if end < range.end() {
                 self.push(Range { start: end, len: range.end() - end });
             }
@@ -59,6 +55,12 @@ impl Region {
     /// Whether the process is large enough for [`Region::give_back_before_exit`] to be worth it.
     pub fn worth_giving_back() -> bool {
         procfs::resident_bytes().is_ok_and(|bytes| bytes >= WORTH)
+    }
+
+    /// Whether no lock of the region is held at this moment. In a signal handler, a held one may be the interrupted thread's own, and
+    /// waiting for it would last for ever.
+    pub fn unlocked(&self) -> bool {
+        self.core().zones.iter().all(super::core::Zone::unlocked) && self.crew.unlocked()
     }
 
     /// Stops all other threads of the process but the helpers and gives its large private memory back in parallel, except
@@ -101,7 +103,7 @@ impl Region {
         // SAFETY: the address of the calling thread's errno, which lies in its thread-local storage.
         list.cut(around(unsafe { libc::__errno_location() } as usize));
         kept.iter().for_each(|&range| list.cut(range));
-        for range in list.ranges[..list.count].iter().chain(&spans.ranges[..spans.count]) {
+        for range in list.0.iter().chain(&spans.0) {
             sum += range.len;
         }
         // Helpers are there before the others stop: a stopped thread may hold the locks that starting one takes.
@@ -114,7 +116,7 @@ impl Region {
         if !stopped {
             return;
         }
-        for range in spans.ranges[..spans.count].iter().chain(&list.ranges[..list.count]) {
+        for range in spans.0.iter().chain(&list.0) {
             if range.len > 0 {
                 // SAFETY: every thread that could use the range has stopped for good, and nothing that this one or the helpers
                 // use lies in it.
@@ -152,12 +154,11 @@ mod tests {
         list.push(Range { start: 1 << 30, len: 1 << 30 });
         list.push(Range { start: 4 << 30, len: 1 << 30 });
         list.push(Range { start: 6 << 30, len: 4096 });
-        assert_eq!(list.count, 2, "a small range is left to the kernel");
+        assert_eq!(list.0.len(), 2, "a small range is left to the kernel");
         list.cut(Range { start: (1 << 30) + (256 << 20) + 5, len: 10 });
         list.cut(Range { start: 4 << 30, len: 1 << 20 });
         list.cut(Range { start: 100 << 30, len: 1 << 20 });
-        let ranges: Vec<(usize, usize)> =
-            list.ranges[..list.count].iter().map(|range| (range.start, range.len)).collect();
+        let ranges: Vec<(usize, usize)> = list.0.iter().map(|range| (range.start, range.len)).collect();
         assert_eq!(
             ranges,
             [

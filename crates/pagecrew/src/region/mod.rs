@@ -30,7 +30,6 @@ mod tests;
 pub use options::{NAMES, Name, OptionError, Options};
 
 use self::core::{Core, Inner, RegionCrew, Zone};
-use self::policy::Change;
 use crate::crew::{Crew, Employer, ForkGuard, Operation, Task};
 use crate::stats::{Snapshot, StatsPage};
 use crate::sys::memory::{self, Advice, Range};
@@ -179,6 +178,9 @@ impl Region {
         let usable =
             round_up(size, PAGE_SIZE).filter(|_| supported).ok_or(AllocateError::Unsupported { size, align })?;
         let out_of_memory = AllocateError::OutOfMemory { size };
+        if core.absurd(usable) {
+            return Err(out_of_memory);
+        }
         let allocate = || core.allocate(self.crew.topology(), usable, align, want);
         let retry = || {
             // Where the kernel accounts for accessible memory, what is retained may be what is missing.
@@ -194,24 +196,14 @@ impl Region {
         counters.reused_bytes.add((grant.len - fresh) as u64);
         core.note_call();
         core.note_want(want, usable, &grant.pieces);
-        core.note_reuse(grant.len - fresh);
         if want == Want::Zeroes {
             counters.zeroing_skipped_bytes.add(core.clear(&self.crew, zone, &grant, usable) as u64);
         }
-        if fresh > 0 && core.retained() > 0 {
-            self.make_room(fresh);
+        core.target_after_allocation(grant.len - fresh);
+        if fresh > 0 {
+            core.make_room(&self.crew, fresh);
         }
         Ok(Self::pointer(zone, grant.offset))
-    }
-
-    /// The program is about to touch `fresh` bytes for the first time: what is retained makes room for them, so that the sum
-    /// stays below the peak.
-    fn make_room(&self, fresh: usize) {
-        let target = self.core().retain_target(Change { touch: fresh, free: 0 });
-        let retained = self.core().retained();
-        if retained > target + retained / 16 {
-            self.core().discard_down_to(&self.crew, target);
-        }
     }
 
     fn pointer(zone: &Zone, offset: usize) -> NonNull<u8> {
@@ -258,11 +250,9 @@ impl Region {
     pub unsafe fn free(&self, pointer: NonNull<u8>) -> Result<(), PointerError> {
         let core = self.core();
         let (zone, offset) = self.place(pointer)?;
-        let span = zone.lock().map.in_use_at(offset);
-        // Sampled before the span counts as free: what it holds is part of what was live at once.
-        let target = core.retain_target(Change { touch: 0, free: span.map_or(0, |span| span.len) });
         let mut inner = zone.lock();
         let span = inner.map.in_use_at(offset).ok_or_else(|| Self::diagnose(zone, &inner, offset))?;
+        let target = core.target_after_free(span.len);
         let keep = if span.marks.altered { 0 } else { target.saturating_sub(core.retained()) };
         core.remove_guard(zone, &mut inner, offset);
         let discard = inner.map.release(offset, keep);
@@ -291,7 +281,7 @@ impl Region {
         let (zone, offset) = self.place(pointer)?;
         let refused = ResizeError::Memory(AllocateError::OutOfMemory { size });
         let usable = round_up(size.max(1), PAGE_SIZE).ok_or(refused)?;
-        let len = core.len_in(zone, usable).ok_or(refused)?;
+        let len = core.len_in(zone, usable).filter(|_| !core.absurd(usable)).ok_or(refused)?;
         let mut guard = zone.lock();
         let inner = &mut *guard;
         let span = inner.map.in_use_at(offset).ok_or_else(|| Self::diagnose(zone, inner, offset))?;
@@ -305,8 +295,8 @@ impl Region {
         }
         core.remove_guard(zone, inner, offset);
         if len <= span.len {
-            let free = Change { touch: 0, free: span.len - len };
-            let keep = if span.marks.altered { 0 } else { core.retain_target(free).saturating_sub(core.retained()) };
+            let target = core.target_after_free(span.len - len);
+            let keep = if span.marks.altered { 0 } else { target.saturating_sub(core.retained()) };
             let discard = inner.map.shrink(offset, len, usable, keep);
             core.changed(zone, inner);
             drop(guard);
@@ -322,6 +312,7 @@ impl Region {
                 drop(guard);
                 core.guard_tail(zone, offset, usable, len);
                 core.counters().grown_in_place_bytes.add((len - span.len) as u64);
+                core.make_room(&self.crew, len - span.len);
                 return Ok(pointer);
             }
             // The kernel refused the growth: the span is cut back, and what was added goes back through the usual way.
@@ -418,6 +409,11 @@ impl Region {
     pub fn trim(&self) {
         self.core().discard_down_to(&self.crew, 0);
         self.crew.assist(Operation::Discard, || false);
+    }
+
+    /// Whether [`Region::tighten`] was called, or the arena is exact from the start and has no unused end.
+    pub fn tight(&self) -> bool {
+        self.core().tight()
     }
 
     /// Makes do with as little address space and accessible memory as possible, from now on: what is retained goes back and what

@@ -26,15 +26,6 @@ pub struct Signals {
     pub stalled: bool,
 }
 
-/// What the program is about to do, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Change {
-    /// It touches this much memory for the first time.
-    pub touch: usize,
-    /// It frees this much of what is live.
-    pub free: usize,
-}
-
 /// The machine keeps this part of its memory available, whatever is retained.
 const FLOOR_SHARE: usize = 20;
 /// The control group keeps this part of its limit free.
@@ -46,34 +37,33 @@ impl Signals {
         self.resident.saturating_sub(self.retained)
     }
 
-    /// How much may be retained, in bytes, once the program has done what it is `about_to` do. `peak` is the most that was ever
-    /// live; `limit` is the user's bound, half of the usable memory where there is none.
-    pub fn retain_target(&self, peak: usize, about_to: Change, limit: Option<usize>) -> usize {
+    /// How much may be retained, in bytes. `peak` is the most that was ever live; `limit` is the user's bound, half of the usable
+    /// memory where there is none.
+    pub fn retain_target(&self, peak: usize, limit: Option<usize>) -> usize {
         let usable = self.group.map_or(self.total, |group| self.total.min(group.limit as usize));
-        let live = (self.live() + about_to.touch).saturating_sub(about_to.free);
         let bound = limit.unwrap_or(usable / 2);
-        let own_peak = peak.saturating_sub(live);
-        own_peak.min(bound).min(self.machine_allows(about_to.touch)).min(self.group_allows(about_to.touch))
+        let own_peak = peak.saturating_sub(self.live());
+        own_peak.min(bound).min(self.machine_allows()).min(self.group_allows())
     }
 
-    fn machine_allows(&self, about_to_touch: usize) -> usize {
+    fn machine_allows(&self) -> usize {
         if self.stalled {
             return 0;
         }
         // What is retained counts as taken already, so all of it could stay while the floor holds.
-        (self.retained + self.available).saturating_sub(self.total / FLOOR_SHARE + about_to_touch)
+        (self.retained + self.available).saturating_sub(self.total / FLOOR_SHARE)
     }
 
-    fn group_allows(&self, about_to_touch: usize) -> usize {
+    fn group_allows(&self) -> usize {
         self.group.map_or(usize::MAX, |group| {
             let spare = (self.retained as u64 + group.limit).saturating_sub(group.used);
-            (spare as usize).saturating_sub((group.limit / GROUP_SHARE) as usize + about_to_touch)
+            (spare as usize).saturating_sub((group.limit / GROUP_SHARE) as usize)
         })
     }
 
     /// Whether the machine or the control group, and not the program's own peak, is what bounds retention below what is retained.
     pub fn pressure(&self) -> bool {
-        self.machine_allows(0).min(self.group_allows(0)) < self.retained
+        self.machine_allows().min(self.group_allows()) < self.retained
     }
 }
 
@@ -184,41 +174,39 @@ mod tests {
 
     #[test]
     fn retention_stays_below_the_programs_own_peak() {
-        assert_eq!(signals().retain_target(5 * G, Change::default(), None), 2 * G);
-        assert_eq!(signals().retain_target(5 * G, Change { touch: G, free: 0 }, None), G);
-        assert_eq!(signals().retain_target(3 * G, Change::default(), None), 0);
-        assert_eq!(signals().retain_target(3 * G, Change { touch: 0, free: 2 * G }, None), 2 * G);
-        assert_eq!(signals().retain_target(60 * G, Change::default(), Some(G)), G);
+        assert_eq!(signals().retain_target(5 * G, None), 2 * G);
+        assert_eq!(signals().retain_target(3 * G, None), 0);
+        assert_eq!(signals().retain_target(60 * G, Some(G)), G);
     }
 
     #[test]
     fn pressure_ends_retention() {
-        assert_eq!(Signals { stalled: true, ..signals() }.retain_target(60 * G, Change::default(), None), 0);
+        assert_eq!(Signals { stalled: true, ..signals() }.retain_target(60 * G, None), 0);
         let scarce = Signals { available: 2 * G, ..signals() };
-        assert!(scarce.retain_target(60 * G, Change::default(), None) == 0 && scarce.pressure());
+        assert!(scarce.retain_target(60 * G, None) == 0 && scarce.pressure());
         let near = cgroup::Memory { limit: 5 * G as u64, used: 4 * G as u64 + G as u64 / 2 };
         let limited = Signals { group: Some(near), ..signals() };
-        assert_eq!(limited.retain_target(60 * G, Change::default(), None), G + G / 2 - 5 * G / 16);
+        assert_eq!(limited.retain_target(60 * G, None), G + G / 2 - 5 * G / 16);
         assert!(!limited.pressure());
         let at = Signals { group: Some(cgroup::Memory { limit: 4 * G as u64, used: 4 * G as u64 }), ..signals() };
-        assert!(at.retain_target(60 * G, Change::default(), None) < G && at.pressure());
+        assert!(at.retain_target(60 * G, None) < G && at.pressure());
         assert!(!signals().pressure());
     }
 
     proptest! {
         #[test]
         fn the_target_never_breaks_a_rule(
-            resident in 0..256 * G, share in 0usize..=100, available in 0..256 * G, peak in 0..256 * G, touch in 0..64 * G,
+            resident in 0..256 * G, share in 0usize..=100, available in 0..256 * G, peak in 0..256 * G,
             limit in 1..256 * G, used_share in 0usize..=100, limited: bool,
         ) {
             let retained = resident / 100 * share;
             let group = cgroup::Memory { limit: limit as u64, used: (limit / 100 * used_share) as u64 };
             let signals = Signals { resident, retained, total: 256 * G, available, group: limited.then_some(group), stalled: false };
-            let target = signals.retain_target(peak, Change { touch, free: 0 }, None);
-            prop_assert!(target == 0 || signals.live() + touch + target <= peak);
+            let target = signals.retain_target(peak, None);
+            prop_assert!(target == 0 || signals.live() + target <= peak);
             prop_assert!(target <= 128 * G);
-            // If it were filled up to the target and the program touched what it is about to, the floor would hold.
-            prop_assert!(target == 0 || retained + available >= target + touch + 256 * G / FLOOR_SHARE);
+            // If it were filled up to the target, the floor would hold.
+            prop_assert!(target == 0 || retained + available >= target + 256 * G / FLOOR_SHARE);
         }
     }
 

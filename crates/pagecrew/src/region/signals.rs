@@ -46,7 +46,7 @@ impl SignalReader {
     }
 
     /// Whether so little is left below a limit that a tenth of a second may use it up.
-    fn near_limit(&self) -> bool {
+    pub fn near_limit(&self) -> bool {
         self.group.is_some_and(|group| group.limit.saturating_sub(group.used) < group.limit / 4)
             || self.available < self.total / 8
     }

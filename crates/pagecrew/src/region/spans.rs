@@ -552,7 +552,13 @@ impl SpanMap {
         self.available[0].iter().map(|&(len, offset)| (offset, len))
     }
 
-    /// In a forked child: what its parent wiped (`wiped`) is address space; whatever else a helper of the parent was at is dirty.
+    /// Takes the free segment at `offset` out of use for good: it counts as in use, and nobody has its address.
+    pub fn lose(&mut self, offset: usize) {
+        let segment = self.take(offset);
+        self.put(offset, Segment { state: State::InUse, marks: Marks::default(), usable: 0, ..segment });
+    }
+
+    /// In a forked child: what its parent wiped or was mapped anew (`wiped`) is address space; whatever else a helper of the parent was at is dirty.
     pub fn after_fork(&mut self, wiped: impl Fn(&Segment) -> bool) {
         let backed: Vec<(usize, Segment)> = self.backed().collect();
         for (offset, segment) in backed {
@@ -564,7 +570,8 @@ impl SpanMap {
             // Taking the old one may have been done by a join with its neighbour.
             if self.segments.get(&offset).is_some_and(|now| now.state == segment.state && now.len == segment.len) {
                 self.take(offset);
-                self.put_joined(offset, Segment { state, ..segment });
+                let marks = if state == State::Reserved { Marks::default() } else { segment.marks };
+                self.put_joined(offset, Segment { state, marks, ..segment });
             }
         }
     }

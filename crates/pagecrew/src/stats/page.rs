@@ -9,7 +9,7 @@ use crate::sys::memory::{self, Protection, Range};
 use crate::sys::{Errno, PAGE_SIZE, procfs};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Room for this many zones: two for each NUMA node.
 pub const MAX_ZONES: usize = 2 * crate::sys::topology::MAX_NODES;
@@ -143,6 +143,9 @@ impl Snapshot {
 /// The mapping of a [`Page`]: private until [`StatsPage::share`].
 pub struct StatsPage {
     range: Range,
+    /// Address of the name of the file, a C string that is never freed; 0 while there is none. Kept so that a process can
+    /// remove it at its very end, where nothing can be allocated.
+    name: AtomicUsize,
 }
 
 impl StatsPage {
@@ -158,7 +161,7 @@ impl StatsPage {
             (&raw mut (*page).magic).write(MAGIC);
             (*page).layout.store(LAYOUT, Ordering::Relaxed);
         }
-        Ok(StatsPage { range })
+        Ok(StatsPage { range, name: AtomicUsize::new(0) })
     }
 
     /// Makes the page readable from outside: it becomes `directory/PID`. Counts made by other threads at this very moment may
@@ -200,8 +203,9 @@ impl StatsPage {
                 }
             }
             libc::close(file);
-            if result.is_err() {
-                libc::unlink(name.as_ptr());
+            match result {
+                Ok(()) => self.name.store(name.into_raw() as usize, Ordering::Release),
+                Err(_) => drop(libc::unlink(name.as_ptr())),
             }
             result
         }
@@ -224,17 +228,17 @@ impl StatsPage {
             (*page).layout.store(LAYOUT, Ordering::Relaxed);
             (*page).zone_count.store(zones, Ordering::Relaxed);
         }
+        // The parent's file.
+        self.name.store(0, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Removes the file, if [`StatsPage::share`] made one; the mapping stays.
-    pub fn unshare(&self, directory: &Path) {
-        let pid = self.pid.load(Ordering::Relaxed);
-        if pid == u64::from(std::process::id())
-            && let Ok(name) = file_in(directory, pid as u32)
-        {
-            // SAFETY: the name is a C string.
-            unsafe { libc::unlink(name.as_ptr()) };
+    /// Removes the file, if [`StatsPage::share`] made one in this process; the mapping stays. Allocates nothing.
+    pub fn unshare(&self) {
+        let name = self.name.swap(0, Ordering::Acquire);
+        if name != 0 && self.pid.load(Ordering::Relaxed) == u64::from(std::process::id()) {
+            // SAFETY: the address is that of a C string that was leaked.
+            unsafe { libc::unlink(name as *const libc::c_char) };
         }
     }
 }
@@ -392,7 +396,7 @@ mod tests {
         page.zones[0].publish(states);
         let snapshot = read(&directory, std::process::id()).unwrap();
         assert_eq!((snapshot.counter("frees"), snapshot.bytes()), (5, states));
-        page.unshare(&directory);
+        page.unshare();
         assert!(matches!(read(&directory, std::process::id()), Err(ReadError::NotThere(_))));
         std::fs::remove_dir(&directory).unwrap();
     }

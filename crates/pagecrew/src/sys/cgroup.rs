@@ -53,8 +53,11 @@ fn group_of<'t>(text: &'t str, controller: &str) -> Option<&'t str> {
     })
 }
 
+/// Longer paths are left out; they are read on whatever stack there is.
+const PATH: usize = 512;
+
 /// Puts a path together in `room`; `None` where it doesn't fit.
-fn join<'r>(room: &'r mut [u8; 4096], parts: &[&str]) -> Option<&'r CStr> {
+fn join<'r>(room: &'r mut [u8; PATH], parts: &[&str]) -> Option<&'r CStr> {
     let mut rest = &mut room[..];
     for part in parts {
         rest.write_all(part.as_bytes()).ok()?;
@@ -65,14 +68,14 @@ fn join<'r>(room: &'r mut [u8; 4096], parts: &[&str]) -> Option<&'r CStr> {
 
 /// Reads one number of the file `mount`+`group`+`/`+`name`; `None` for `max`, -1 and what is not there.
 fn number(mount: &str, group: &str, name: &str) -> Option<u64> {
-    let (mut room, mut buffer) = ([0; 4096], Buffer::new());
+    let (mut room, mut buffer) = ([0; PATH], Buffer::new());
     let text = procfs::read(join(&mut room, &[mount, group.trim_end_matches('/'), "/", name])?, &mut buffer).ok()?;
     text.trim().parse().ok()
 }
 
 /// Reads the value of the line that starts with `key` in the file `name`.
 fn keyed(mount: &str, group: &str, name: &str, key: &str) -> Option<u64> {
-    let (mut room, mut buffer) = ([0; 4096], Buffer::new());
+    let (mut room, mut buffer) = ([0; PATH], Buffer::new());
     let text = procfs::read(join(&mut room, &[mount, group.trim_end_matches('/'), "/", name])?, &mut buffer).ok()?;
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
 }
@@ -135,7 +138,7 @@ pub fn cpu() -> Option<Cpu> {
         }
     };
     walk(&CPU_V2, |mount, group| {
-        let (mut room, mut buffer) = ([0; 4096], Buffer::new());
+        let (mut room, mut buffer) = ([0; PATH], Buffer::new());
         let path = join(&mut room, &[mount, group, "/cpu.max"]);
         let Some(Ok(text)) = path.map(|path| procfs::read(path, &mut buffer)) else { return };
         if let Some((quota, period)) = parse_cpu_max(text) {

@@ -1,4 +1,4 @@
-//! The mappings of this process (`/proc/self/maps`), read without allocating.
+//! The mappings of this process (`/proc/self/maps`), read piece by piece.
 
 use super::Errno;
 use super::memory::Range;
@@ -14,7 +14,7 @@ pub fn private_anonymous(mut each: impl FnMut(Range)) -> Result<(), Errno> {
         if file < 0 {
             return Err(Errno::last());
         }
-        let mut buffer = [0u8; 8192];
+        let mut buffer = vec![0u8; 8192];
         let mut filled = 0;
         let result = loop {
             let count = libc::read(file, buffer.as_mut_ptr().add(filled).cast(), buffer.len() - filled);

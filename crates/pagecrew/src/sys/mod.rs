@@ -1,7 +1,7 @@
 //! Thin, typed access to the kernel interfaces that Pagecrew uses: one file an interface, no policy.
 //!
-//! Every call returns the kernel's own error as [`Errno`], and every item says the kernel version that brought it. Nothing in
-//! here allocates from the heap, so that all of it can be used below `malloc`.
+//! Every call returns the kernel's own error as [`Errno`], and every item says the kernel version that brought it. What a process
+//! may call on its last stack or at its very end ([`stop`], [`memory`]) allocates nothing.
 
 pub mod cgroup;
 pub mod clock;

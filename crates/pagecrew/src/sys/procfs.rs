@@ -1,16 +1,16 @@
-//! Small files of `/proc` and `/sys`, read into a buffer on the stack: no heap, no file kept open (a program may close every
-//! descriptor that it does not know).
+//! Small files of `/proc` and `/sys`, read anew each time: no file is kept open (a program may close every descriptor that it
+//! does not know).
 
 use super::Errno;
 use std::ffi::CStr;
 
-/// Room for one small file.
-pub struct Buffer([u8; 4096]);
+/// Room for one small file, on the heap: it may be read on a stack of a few kilobytes.
+pub struct Buffer(Vec<u8>);
 
 impl Buffer {
     /// An empty buffer.
     pub fn new() -> Buffer {
-        Buffer([0; 4096])
+        Buffer(vec![0; 4096])
     }
 }
 
@@ -20,18 +20,32 @@ impl Default for Buffer {
     }
 }
 
-/// Reads the first 4 KiB of the file at `path`.
+impl std::ops::Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+/// Reads the beginning of the file at `path`, as much as fits `buffer`.
 ///
 /// # Errors
 /// Those of `open` and `read`; `EILSEQ` for contents that are not UTF-8.
-pub fn read<'b>(path: &CStr, buffer: &'b mut Buffer) -> Result<&'b str, Errno> {
+pub fn read<'b>(path: &CStr, buffer: &'b mut [u8]) -> Result<&'b str, Errno> {
     // SAFETY: the path is a C string; the descriptor is ours alone and closed below; the buffer has the length that is given.
     let count = unsafe {
         let file = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
         if file < 0 {
             return Err(Errno::last());
         }
-        let count = libc::read(file, buffer.0.as_mut_ptr().cast(), buffer.0.len());
+        let count = libc::read(file, buffer.as_mut_ptr().cast(), buffer.len());
         let error = Errno::last();
         libc::close(file);
         if count < 0 {
@@ -39,7 +53,7 @@ pub fn read<'b>(path: &CStr, buffer: &'b mut Buffer) -> Result<&'b str, Errno> {
         }
         count as usize
     };
-    std::str::from_utf8(&buffer.0[..count]).map_err(|_| Errno(libc::EILSEQ))
+    std::str::from_utf8(&buffer[..count]).map_err(|_| Errno(libc::EILSEQ))
 }
 
 /// Puts `prefixes`, `number` and `suffix` together as a C string in `room`, cut off where the room ends.
@@ -61,7 +75,8 @@ pub fn path<'r>(room: &'r mut [u8], prefixes: &[&str], number: u64, suffix: &str
 /// # Errors
 /// Those of [`read`].
 pub fn resident_bytes() -> Result<usize, Errno> {
-    let mut buffer = Buffer::new();
+    // On the stack: the end of a process may ask for this where nothing can be allocated.
+    let mut buffer = [0; 128];
     let pages = read(c"/proc/self/statm", &mut buffer)?
         .split_ascii_whitespace()
         .nth(1)
@@ -76,6 +91,8 @@ pub struct MemoryInfo {
     pub total: u64,
     /// `MemAvailable` in bytes: what can be had without swapping.
     pub available: u64,
+    /// `SwapTotal` in bytes.
+    pub swap: u64,
 }
 
 /// Reads `/proc/meminfo`.
@@ -92,7 +109,11 @@ fn parse_memory_info(text: &str) -> Option<MemoryInfo> {
         let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
         Some(rest.split_ascii_whitespace().next()?.parse::<u64>().ok()? * 1024)
     };
-    Some(MemoryInfo { total: field("MemTotal:")?, available: field("MemAvailable:")? })
+    Some(MemoryInfo {
+        total: field("MemTotal:")?,
+        available: field("MemAvailable:")?,
+        swap: field("SwapTotal:").unwrap_or(0),
+    })
 }
 
 /// Total time in microseconds that some task has waited for memory (`/proc/pressure/memory`, 4.20).

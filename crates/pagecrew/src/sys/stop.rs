@@ -6,8 +6,9 @@
 
 use super::clock;
 use super::sched::thread_id;
+use std::cell::UnsafeCell;
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// glibc's `SIGSETXID`.
 const SIGNAL: i32 = 33;
@@ -26,6 +27,17 @@ struct KernelAction {
 const SA_RESTORER: libc::c_ulong = 0x0400_0000;
 
 static STOPPED: AtomicUsize = AtomicUsize::new(0);
+/// Set by the one thread that stops the others.
+static BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// Scratch memory that is not on the stack: a process may end on one of a few kilobytes.
+struct Scratch<T>(UnsafeCell<T>);
+
+// SAFETY: used by the one thread that `BEGUN` lets through.
+unsafe impl<T> Sync for Scratch<T> {}
+
+static SIGNALLED: Scratch<[i32; THREADS]> = Scratch(UnsafeCell::new([0; THREADS]));
+static DIRECTORY: Scratch<[u64; 1024]> = Scratch(UnsafeCell::new([0; 1024]));
 
 /// Runs in every other thread, with all signals blocked. Nothing brings it back; the process ends around it.
 extern "C" fn stop_here() {
@@ -46,9 +58,9 @@ fn threads(mut each: impl FnMut(i32)) -> bool {
         if directory < 0 {
             return false;
         }
-        let mut buffer = [0u64; 1024];
+        let buffer = &mut *DIRECTORY.0.get();
         let complete = loop {
-            let count = libc::syscall(libc::SYS_getdents64, directory, buffer.as_mut_ptr(), size_of_val(&buffer));
+            let count = libc::syscall(libc::SYS_getdents64, directory, buffer.as_mut_ptr(), size_of_val(buffer));
             if count <= 0 {
                 break count == 0;
             }
@@ -73,7 +85,11 @@ fn threads(mut each: impl FnMut(i32)) -> bool {
 /// `patience_ns`. There is no way back: the process must end next, whatever the answer. Allocates nothing.
 pub fn stop_others(spared: impl Fn(i32) -> bool, patience_ns: u64) -> bool {
     let own = thread_id();
-    let mut signalled = [0i32; THREADS];
+    if BEGUN.swap(true, Ordering::SeqCst) {
+        return false;
+    }
+    // SAFETY: the flag above lets one thread of the process come here, once.
+    let signalled = unsafe { &mut *SIGNALLED.0.get() };
     let mut count = 0;
     let deadline = clock::now_ns() + patience_ns;
     // SAFETY: getpid takes nothing.

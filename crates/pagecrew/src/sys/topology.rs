@@ -10,7 +10,7 @@ pub const MAX_NODES: usize = 16;
 #[derive(Clone)]
 pub struct Topology {
     nodes: usize,
-    cpus: [CpuSet; MAX_NODES],
+    cpus: Vec<CpuSet>,
 }
 
 impl Topology {
@@ -19,7 +19,7 @@ impl Topology {
         let mut buffer = Buffer::new();
         let online = procfs::read(c"/sys/devices/system/node/online", &mut buffer).unwrap_or("0");
         let nodes = list(online).last().map_or(1, |last| (last + 1).min(MAX_NODES));
-        let mut topology = Topology { nodes, cpus: [CpuSet::new(); MAX_NODES] };
+        let mut topology = Topology { nodes, cpus: vec![CpuSet::new(); nodes] };
         for node in 0..nodes {
             let mut path = [0u8; 64];
             let path = procfs::path(&mut path, &["/sys/devices/system/node/node"], node as u64, "/cpulist");
@@ -35,7 +35,7 @@ impl Topology {
     /// A made-up machine of `nodes` nodes with `cpus_each` CPUs, for tests and simulations.
     pub fn uniform(nodes: usize, cpus_each: usize) -> Topology {
         assert!((1..=MAX_NODES).contains(&nodes), "1 to {MAX_NODES} nodes");
-        let mut topology = Topology { nodes, cpus: [CpuSet::new(); MAX_NODES] };
+        let mut topology = Topology { nodes, cpus: vec![CpuSet::new(); nodes] };
         (0..nodes * cpus_each).for_each(|cpu| topology.cpus[cpu / cpus_each].insert(cpu));
         topology
     }
