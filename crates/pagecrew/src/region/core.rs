@@ -6,7 +6,7 @@ use super::arena::{self, Arena, ZONE_ALIGN};
 use super::options::Options;
 use super::policy::{LowWater, ZeroDemand};
 use super::signals::SignalReader;
-use super::spans::{Grant, Marks, Piece, SpanMap, State, Want};
+use super::spans::{Grant, Marks, Piece, Segment, SpanMap, State, Want};
 use crate::crew::{Crew, Employer, Operation, Task, Tick};
 use crate::stats::{Counters, StatsPage};
 use crate::sys::memory::{self, Advice, Protection, Range};
@@ -60,6 +60,7 @@ pub(super) struct Inner {
     /// What this zone last added to the region's sums.
     retained: usize,
     discarding: usize,
+    in_use: usize,
 }
 
 /// What the tick remembers.
@@ -88,6 +89,9 @@ pub struct Core {
     /// Sums over the zones.
     retained: AtomicUsize,
     discarding: AtomicUsize,
+    in_use: AtomicUsize,
+    /// The most that was ever in use.
+    peak_in_use: AtomicUsize,
     /// The least that was retained since the last tick.
     least_retained: AtomicUsize,
     /// The most that the program ever had live, as far as seen.
@@ -172,7 +176,7 @@ impl Core {
                 arena::advise_huge_pages(range, huge_pages);
                 let map = SpanMap::new(range.len, granule);
                 stats.zones[zones.len()].publish(map.bytes());
-                let inner = Inner { map, frontier: range.start, retained: 0, discarding: 0 };
+                let inner = Inner { map, frontier: range.start, retained: 0, discarding: 0, in_use: 0 };
                 zones.push(Zone { range, granule, node, huge_pages, inner: Mutex::new(inner) });
             }
         }
@@ -193,6 +197,8 @@ impl Core {
             stats,
             retained: AtomicUsize::new(0),
             discarding: AtomicUsize::new(0),
+            in_use: AtomicUsize::new(0),
+            peak_in_use: AtomicUsize::new(0),
             least_retained: AtomicUsize::new(0),
             peak_live: AtomicUsize::new(0),
             target: AtomicUsize::new(0),
@@ -243,7 +249,10 @@ impl Core {
         let now = self.retained.fetch_add(retained.wrapping_sub(inner.retained), Ordering::Relaxed);
         self.least_retained.fetch_min(now.wrapping_add(retained).wrapping_sub(inner.retained), Ordering::Relaxed);
         self.discarding.fetch_add(discarding.wrapping_sub(inner.discarding), Ordering::Relaxed);
-        (inner.retained, inner.discarding) = (retained, discarding);
+        let in_use = inner.map.used();
+        let before = self.in_use.fetch_add(in_use.wrapping_sub(inner.in_use), Ordering::Relaxed);
+        self.peak_in_use.fetch_max(before.wrapping_add(in_use).wrapping_sub(inner.in_use), Ordering::Relaxed);
+        (inner.retained, inner.discarding, inner.in_use) = (retained, discarding, in_use);
     }
 
     /// The node that the calling thread runs on.
@@ -385,14 +394,35 @@ impl Core {
         let bound = self.options.retain.unwrap_or(self.machine / 2);
         let follow = |target: usize| target.saturating_add(bytes).min(bound);
         let before = self.target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |target| Some(follow(target)));
-        follow(before.unwrap_or(0))
+        // The caller has not taken the bytes out of what is in use yet.
+        follow(before.unwrap_or(0)).min(self.own_room() + bytes)
+    }
+
+    /// How many bytes of a span that is given back may be retained, of its length: all of it where its pages fit below the target.
+    pub fn keep(&self, span: &Segment, target: usize) -> usize {
+        let room = target.saturating_sub(self.retained());
+        match span.marks.altered {
+            true => 0,
+            false if span.usable <= room => usize::MAX,
+            false => room,
+        }
+    }
+
+    /// How much less is in use than there once was: retained memory may fill that, and the sum stays below the peak.
+    fn own_room(&self) -> usize {
+        self.peak_in_use.load(Ordering::Relaxed).saturating_sub(self.in_use.load(Ordering::Relaxed))
+    }
+
+    /// What may be there beyond the target: without pressure, little enough to spare a large span a hole; near a limit, nothing.
+    fn slack(&self, retained: usize) -> usize {
+        if self.near_limit.load(Ordering::Relaxed) { 0 } else { retained / SLACK_SHARE }
     }
 
     /// How much may be retained now that `bytes` more are in use.
     pub fn target_after_allocation(&self, bytes: usize) -> usize {
         let follow = |target: usize| target.saturating_sub(bytes);
         let before = self.target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |target| Some(follow(target)));
-        follow(before.unwrap_or(0))
+        follow(before.unwrap_or(0)).min(self.own_room())
     }
 
     /// Whether a request is larger than all memory and swap: the kernel's heuristic overcommit refuses those, and a program that
@@ -417,11 +447,13 @@ impl Core {
             let peak = self.peak_live.fetch_max(signals.live(), Ordering::Relaxed).max(signals.live());
             signals.retain_target(peak, self.options.retain)
         });
+        // Pages of retained memory that were never touched make the program look smaller than it is.
+        let target = target.min(self.own_room());
         self.target.store(target, Ordering::Relaxed);
         let pressure = read.is_some_and(|signals| signals.pressure());
         let retained = self.retained().min(before);
         // A hole cut for a few megabytes keeps a large span from fitting where it was, and costs all of it in page faults.
-        let slack = if pressure { 0 } else { retained / SLACK_SHARE };
+        let slack = if pressure { 0 } else { self.slack(retained) };
         let excess = retained.saturating_sub(target);
         Some(Sample { excess: if excess > slack { excess } else { 0 }, pressure })
     }
@@ -448,11 +480,12 @@ impl Core {
     pub fn make_room(&self, crew: &RegionCrew, fresh: usize) {
         let target = self.target_after_allocation(fresh);
         let retained = self.retained();
-        if retained > target + retained / SLACK_SHARE {
+        if retained > target + self.slack(retained) {
             self.discard_down_to(crew, target);
         }
         // Touching is slower than giving back, so the caller helps a little rather than wait for a helper that may not run.
-        let bound = (retained / SLACK_SHARE).max(ROOM_BACKLOG);
+        let near = self.near_limit.load(Ordering::Relaxed);
+        let bound = if near { 0 } else { self.slack(retained).max(ROOM_BACKLOG) };
         if self.discarding() > bound && crew.assist(Operation::Discard, || self.discarding() <= bound) {
             self.counters().backlog_assists.add(1);
         }
@@ -518,15 +551,23 @@ impl Core {
         drop(inner);
         let begin = clock::now_ns();
         let range = zone.at(offset, len);
-        // SAFETY: a range in state `Zeroing` is used by nobody else until it is revoked; where it can't be revoked, nobody takes it.
-        let whole = unsafe {
-            if self.can_revoke() {
-                zero::zero_unless(range, Use::Later, &self.zeroing_revoked)
-            } else {
-                zero::zero(range, Use::Later);
-                true
+        let zero = |part: Range| {
+            // SAFETY: a range in state `Zeroing` is used by nobody else until it is revoked; where it can't be revoked, nobody
+            // takes it.
+            unsafe {
+                if self.can_revoke() {
+                    zero::zero_unless(part, Use::Later, &self.zeroing_revoked)
+                } else {
+                    zero::zero(part, Use::Later);
+                    true
+                }
             }
         };
+        // Only what is backed: zeroing pages that were never touched would give them memory.
+        let mut whole = true;
+        if pagemap::with_contents(range, |part| whole = whole && zero(part)).is_err() {
+            whole = zero(range);
+        }
         let took = clock::now_ns() - begin;
         let mut inner = zone.lock();
         if inner.map.finish_zeroing(offset, 0, whole) {
@@ -605,7 +646,7 @@ impl Core {
     }
 
     /// Whether a free segment is worth two system calls at each fork.
-    fn wiped(segment: &super::spans::Segment) -> bool {
+    fn wiped(segment: &Segment) -> bool {
         segment.len >= HUGE_PAGE_SIZE
     }
 

@@ -188,18 +188,18 @@ impl Region {
             allocate()
         };
         let (zone, grant) = allocate().or_else(retry).ok_or(out_of_memory)?;
-        let fresh: usize =
-            grant.pieces.iter().filter(|piece| piece.state == State::Reserved).map(|piece| piece.len).sum();
+        let reused = grant.pieces.iter().map(|piece| piece.backed).sum::<usize>().min(usable);
+        let fresh = usable - reused;
         let counters = self.crew.employer().counters();
         counters.allocations.add(1);
         counters.allocated_bytes.add(usable as u64);
-        counters.reused_bytes.add((grant.len - fresh) as u64);
+        counters.reused_bytes.add(reused as u64);
         core.note_call();
         core.note_want(want, usable, &grant.pieces);
         if want == Want::Zeroes {
             counters.zeroing_skipped_bytes.add(core.clear(&self.crew, zone, &grant, usable) as u64);
         }
-        core.target_after_allocation(grant.len - fresh);
+        core.target_after_allocation(reused);
         if fresh > 0 {
             core.make_room(&self.crew, fresh);
         }
@@ -252,8 +252,8 @@ impl Region {
         let (zone, offset) = self.place(pointer)?;
         let mut inner = zone.lock();
         let span = inner.map.in_use_at(offset).ok_or_else(|| Self::diagnose(zone, &inner, offset))?;
-        let target = core.target_after_free(span.len);
-        let keep = if span.marks.altered { 0 } else { target.saturating_sub(core.retained()) };
+        let target = core.target_after_free(span.usable);
+        let keep = core.keep(&span, target);
         core.remove_guard(zone, &mut inner, offset);
         let discard = inner.map.release(offset, keep);
         core.changed(zone, &mut inner);
@@ -295,8 +295,8 @@ impl Region {
         }
         core.remove_guard(zone, inner, offset);
         if len <= span.len {
-            let target = core.target_after_free(span.len - len);
-            let keep = if span.marks.altered { 0 } else { target.saturating_sub(core.retained()) };
+            let target = core.target_after_free(span.usable.saturating_sub(usable));
+            let keep = core.keep(&span, target);
             let discard = inner.map.shrink(offset, len, usable, keep);
             core.changed(zone, inner);
             drop(guard);
@@ -312,7 +312,7 @@ impl Region {
                 drop(guard);
                 core.guard_tail(zone, offset, usable, len);
                 core.counters().grown_in_place_bytes.add((len - span.len) as u64);
-                core.make_room(&self.crew, len - span.len);
+                core.make_room(&self.crew, usable - span.usable);
                 return Ok(pointer);
             }
             // The kernel refused the growth: the span is cut back, and what was added goes back through the usual way.
@@ -409,6 +409,13 @@ impl Region {
     pub fn trim(&self) {
         self.core().discard_down_to(&self.crew, 0);
         self.crew.assist(Operation::Discard, || false);
+        // A helper that is at its last chunk needs a moment; one that does not run is not waited for.
+        for _ in 0..100 {
+            if self.core().discarding() == 0 {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_micros(100));
+        }
     }
 
     /// Whether [`Region::tighten`] was called, or the arena is exact from the start and has no unused end.

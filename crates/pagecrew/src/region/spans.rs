@@ -68,7 +68,8 @@ pub struct Segment {
     pub state: State,
     /// How it is mapped.
     pub marks: Marks,
-    /// What the program may use of a segment in use, in bytes; 0 in other states.
+    /// Of a segment in use, what the program may use, in bytes; of free memory, how much of it is backed by pages at most. The
+    /// rest of a last, incomplete huge page was never touched.
     pub usable: usize,
 }
 
@@ -81,6 +82,8 @@ pub struct Piece {
     pub len: usize,
     /// The state before.
     pub state: State,
+    /// How much of it was backed by pages, at most.
+    pub backed: usize,
 }
 
 /// What the memory is wanted for.
@@ -115,7 +118,9 @@ pub struct SpanMap {
     /// The segments that can be handed out, by length and offset: reserved, dirty, zeroed, being zeroed.
     available: [BTreeSet<(usize, usize)>; 4],
     bytes: ZoneBytes,
-    /// Bytes that are being discarded; part of the dirty ones.
+    /// Bytes in use by the program; backed bytes that are retained; backed bytes that are being discarded.
+    used: usize,
+    retained: usize,
     discarding: usize,
 }
 
@@ -135,6 +140,8 @@ impl SpanMap {
             segments: BTreeMap::new(),
             available: Default::default(),
             bytes: ZoneBytes::default(),
+            used: 0,
+            retained: 0,
             discarding: 0,
         };
         map.put(0, Segment { len, state: State::Reserved, marks: Marks::default(), usable: 0 });
@@ -148,7 +155,12 @@ impl SpanMap {
 
     /// Bytes that are free and backed by pages, those on their way back to the kernel excluded.
     pub fn retained(&self) -> usize {
-        (self.bytes.retained_dirty + self.bytes.retained_zeroed) as usize - self.discarding
+        self.retained
+    }
+
+    /// Bytes that the program may use.
+    pub fn used(&self) -> usize {
+        self.used
     }
 
     /// Bytes on their way back to the kernel.
@@ -191,13 +203,23 @@ impl SpanMap {
         }
     }
 
-    fn tally(&mut self, segment: &Segment) -> &mut u64 {
-        match segment.state {
+    /// Adds a segment to the sums, or takes it out of them.
+    fn tally(&mut self, segment: &Segment, add: bool) {
+        let bytes = match segment.state {
             State::Reserved => &mut self.bytes.reserved,
             State::InUse => &mut self.bytes.in_use,
             State::Zeroed => &mut self.bytes.retained_zeroed,
             State::Dirty | State::Zeroing(_) | State::Discarding => &mut self.bytes.retained_dirty,
-        }
+        };
+        let len = segment.len as u64;
+        *bytes = if add { *bytes + len } else { *bytes - len };
+        let backed = match segment.state {
+            State::Reserved => return,
+            State::InUse => &mut self.used,
+            State::Discarding => &mut self.discarding,
+            State::Dirty | State::Zeroed | State::Zeroing(_) => &mut self.retained,
+        };
+        *backed = if add { *backed + segment.usable } else { *backed - segment.usable };
     }
 
     fn put(&mut self, offset: usize, segment: Segment) {
@@ -205,10 +227,7 @@ impl SpanMap {
         if let Some(index) = Self::index(segment.state) {
             self.available[index].insert((segment.len, offset));
         }
-        if segment.state == State::Discarding {
-            self.discarding += segment.len;
-        }
-        *self.tally(&segment) += segment.len as u64;
+        self.tally(&segment, true);
         self.segments.insert(offset, segment);
     }
 
@@ -217,10 +236,7 @@ impl SpanMap {
         if let Some(index) = Self::index(segment.state) {
             self.available[index].remove(&(segment.len, offset));
         }
-        if segment.state == State::Discarding {
-            self.discarding -= segment.len;
-        }
-        *self.tally(&segment) -= segment.len as u64;
+        self.tally(&segment, false);
         segment
     }
 
@@ -235,6 +251,7 @@ impl SpanMap {
             self.take(before);
             offset = before;
             segment.len += neighbour.len;
+            segment.usable += neighbour.usable;
             segment.marks = segment.marks.join(neighbour.marks);
         }
         if let Some(&neighbour) = self.segments.get(&(offset + segment.len))
@@ -242,6 +259,7 @@ impl SpanMap {
         {
             self.take(offset + segment.len);
             segment.len += neighbour.len;
+            segment.usable += neighbour.usable;
             segment.marks = segment.marks.join(neighbour.marks);
         }
         self.put(offset, segment);
@@ -255,8 +273,11 @@ impl SpanMap {
         let (start, segment) = self.segment_of(offset).expect("inside the zone");
         if start != offset {
             self.take(start);
-            self.put(start, Segment { len: offset - start, ..segment });
-            self.put(offset, Segment { len: start + segment.len - offset, ..segment });
+            // Where in it the pages are is not known; their number stays right.
+            let len = offset - start;
+            let usable = segment.usable.min(len);
+            self.put(start, Segment { len, usable, ..segment });
+            self.put(offset, Segment { len: segment.len - len, usable: segment.usable - usable, ..segment });
         }
     }
 
@@ -360,7 +381,7 @@ impl SpanMap {
         while at < offset + len {
             let segment = self.take(at);
             marks = marks.join(segment.marks);
-            pieces.push(Piece { offset: at, len: segment.len, state: segment.state });
+            pieces.push(Piece { offset: at, len: segment.len, state: segment.state, backed: segment.usable });
             at += segment.len;
         }
         for piece in &pieces {
@@ -392,12 +413,14 @@ impl SpanMap {
         assert!(self.in_use_at(offset).is_some());
         let segment = self.take(offset);
         let keep = keep.min(segment.len) & !(self.granule - 1);
-        let free = Segment { usable: 0, ..segment };
+        let kept = segment.usable.min(keep);
         if keep < segment.len {
-            self.put(offset + keep, Segment { len: segment.len - keep, state: State::Discarding, ..free });
+            let rest =
+                Segment { len: segment.len - keep, state: State::Discarding, usable: segment.usable - kept, ..segment };
+            self.put(offset + keep, rest);
         }
         if keep > 0 {
-            self.put_joined(offset, Segment { len: keep, state: State::Dirty, ..free });
+            self.put_joined(offset, Segment { len: keep, state: State::Dirty, usable: kept, ..segment });
         }
         (keep < segment.len).then_some((offset + keep, segment.len - keep))
     }
@@ -407,7 +430,8 @@ impl SpanMap {
         let segment = self.take(grant.offset);
         for piece in &grant.pieces {
             let state = if let State::Zeroing(_) = piece.state { State::Dirty } else { piece.state };
-            self.put_joined(piece.offset, Segment { len: piece.len, state, marks: segment.marks, usable: 0 });
+            let usable = piece.backed;
+            self.put_joined(piece.offset, Segment { len: piece.len, state, marks: segment.marks, usable });
         }
     }
 
@@ -446,7 +470,8 @@ impl SpanMap {
         if len == segment.len {
             return None;
         }
-        self.put(offset + len, Segment { len: segment.len - len, usable: 0, ..segment });
+        let beyond = segment.usable.saturating_sub(len);
+        self.put(offset + len, Segment { len: segment.len - len, usable: beyond, ..segment });
         self.release(offset + len, keep)
     }
 
@@ -525,7 +550,7 @@ impl SpanMap {
         let segment = self.take(offset);
         assert!(segment.state == State::Discarding && segment.len == len);
         let marks = if remapped { Marks::default() } else { segment.marks };
-        self.put_joined(offset, Segment { state: State::Reserved, marks, ..segment });
+        self.put_joined(offset, Segment { state: State::Reserved, marks, usable: 0, ..segment });
     }
 
     /// Cuts the unused end off the zone. Returns the zone's new length; at least one granule stays.
@@ -570,8 +595,11 @@ impl SpanMap {
             // Taking the old one may have been done by a join with its neighbour.
             if self.segments.get(&offset).is_some_and(|now| now.state == segment.state && now.len == segment.len) {
                 self.take(offset);
-                let marks = if state == State::Reserved { Marks::default() } else { segment.marks };
-                self.put_joined(offset, Segment { state, marks, ..segment });
+                let segment = match state {
+                    State::Reserved => Segment { state, marks: Marks::default(), usable: 0, ..segment },
+                    _ => Segment { state, ..segment },
+                };
+                self.put_joined(offset, segment);
             }
         }
     }
@@ -588,7 +616,7 @@ impl SpanMap {
         for (&offset, segment) in &self.segments {
             assert_eq!(offset, at, "a gap or an overlap");
             assert!(segment.len > 0 && segment.len.is_multiple_of(self.granule));
-            assert!(segment.usable <= segment.len && (segment.usable == 0 || segment.state == State::InUse));
+            assert!(segment.usable <= segment.len && (segment.usable == 0 || segment.state != State::Reserved));
             match segment.state {
                 State::Reserved => sum.reserved += segment.len as u64,
                 State::InUse => sum.in_use += segment.len as u64,
@@ -603,13 +631,12 @@ impl SpanMap {
         }
         assert_eq!((at, sum, sum.total()), (self.len, self.bytes, self.len as u64));
         assert_eq!(indexed, self.available.iter().map(BTreeSet::len).sum::<usize>());
-        let discarding: usize = self
-            .segments
-            .values()
-            .filter(|segment| segment.state == State::Discarding)
-            .map(|segment| segment.len)
-            .sum();
-        assert_eq!(discarding, self.discarding);
+        let backed = |wanted: fn(State) -> bool| -> usize {
+            self.segments.values().filter(|segment| wanted(segment.state)).map(|segment| segment.usable).sum()
+        };
+        assert_eq!(self.discarding, backed(|state| state == State::Discarding));
+        assert_eq!(self.used, backed(|state| state == State::InUse));
+        assert_eq!(self.retained, backed(|state| matches!(state, State::Dirty | State::Zeroed | State::Zeroing(_))));
     }
 }
 
@@ -634,10 +661,10 @@ mod tests {
     fn retained_memory_is_used_before_address_space() {
         let mut map = map();
         let first = allocate(&mut map, 8, Want::Any);
-        assert_eq!(first.pieces, [Piece { offset: 0, len: 8 * G, state: State::Reserved }]);
+        assert_eq!(first.pieces, [Piece { offset: 0, len: 8 * G, state: State::Reserved, backed: 0 }]);
         map.release(first.offset, usize::MAX);
         let again = allocate(&mut map, 8, Want::Any);
-        assert_eq!(again.pieces, [Piece { offset: 0, len: 8 * G, state: State::Dirty }]);
+        assert_eq!(again.pieces, [Piece { offset: 0, len: 8 * G, state: State::Dirty, backed: 8 * G }]);
     }
 
     #[test]
@@ -672,7 +699,7 @@ mod tests {
         map.release(span.offset, usize::MAX);
         map.begin_zeroing(4 * G, 0).unwrap();
         let grant = allocate(&mut map, 6, Want::Zeroes);
-        assert_eq!(grant.pieces[0], Piece { offset: 0, len: 4 * G, state: State::Zeroing(0) });
+        assert_eq!(grant.pieces[0], Piece { offset: 0, len: 4 * G, state: State::Zeroing(0), backed: 4 * G });
         assert!(!map.finish_zeroing(0, 0, true), "the helper was revoked");
         map.check();
         // Where helpers can't be revoked, it is left alone.
