@@ -210,6 +210,9 @@ unsafe fn move_down(region: &Region, span: NonNull<u8>, size: usize) -> Pointer 
             }
         }
     }
+    if new.is_null() {
+        Errno(libc::ENOMEM).set();
+    }
     new
 }
 

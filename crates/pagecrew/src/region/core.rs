@@ -28,8 +28,10 @@ const SCAN_LEAST: usize = 4 << 20;
 /// How often the tick looks at the signals while the program is active, and how long an idle program lets it sleep at most.
 const ACTIVE_PAUSE: Duration = Duration::from_millis(20);
 const IDLE_PAUSE: Duration = Duration::from_secs(1);
-/// The same near a limit of the machine or the control group.
+/// The shortest pause: near a limit of the machine or the control group, and where little is retained.
 const NEAR_PAUSE: Duration = Duration::from_millis(5);
+/// Bytes that a program may touch for the first time in a microsecond: 4 GB/s.
+const GROWTH_PER_US: usize = 4_000;
 /// A program counts as active for this long after its last call.
 const ACTIVE_NS: u64 = 1_000_000_000;
 /// Without pressure, an excess below this share of what is retained is left alone.
@@ -92,6 +94,8 @@ pub struct Core {
     in_use: AtomicUsize,
     /// The most that was ever in use.
     peak_in_use: AtomicUsize,
+    /// The most that was in use since the last look at the signals.
+    recent_in_use: AtomicUsize,
     /// The least that was retained since the last tick.
     least_retained: AtomicUsize,
     /// The most that the program ever had live, as far as seen.
@@ -199,6 +203,7 @@ impl Core {
             discarding: AtomicUsize::new(0),
             in_use: AtomicUsize::new(0),
             peak_in_use: AtomicUsize::new(0),
+            recent_in_use: AtomicUsize::new(0),
             least_retained: AtomicUsize::new(0),
             peak_live: AtomicUsize::new(0),
             target: AtomicUsize::new(0),
@@ -251,7 +256,9 @@ impl Core {
         self.discarding.fetch_add(discarding.wrapping_sub(inner.discarding), Ordering::Relaxed);
         let in_use = inner.map.used();
         let before = self.in_use.fetch_add(in_use.wrapping_sub(inner.in_use), Ordering::Relaxed);
-        self.peak_in_use.fetch_max(before.wrapping_add(in_use).wrapping_sub(inner.in_use), Ordering::Relaxed);
+        let now = before.wrapping_add(in_use).wrapping_sub(inner.in_use);
+        self.peak_in_use.fetch_max(now, Ordering::Relaxed);
+        self.recent_in_use.fetch_max(now, Ordering::Relaxed);
         (inner.retained, inner.discarding, inner.in_use) = (retained, discarding, in_use);
     }
 
@@ -289,6 +296,14 @@ impl Core {
         }
         self.publish(zone, inner);
         drop(guard);
+        if grant.pieces.iter().map(|piece| piece.backed).sum::<usize>() > usable
+            && self.wasteful(zone, usable, grant.len)
+        {
+            // The tail's pages are from another span's time. They would be nobody's: neither in use nor retained.
+            let tail = Range { start: zone.range.start + grant.offset + usable, len: grant.len - usable };
+            // SAFETY: the tail is part of the span, and nobody needs what it holds.
+            let _ = unsafe { memory::discard(tail) };
+        }
         self.guard_tail(zone, grant.offset, usable, grant.len);
         Some(grant)
     }
@@ -307,12 +322,17 @@ impl Core {
         self.arena.commit(reserved, &mut inner.frontier, zone.range.end()).is_ok()
     }
 
+    /// Whether a huge page at the end of the span would waste much.
+    fn wasteful(&self, zone: &Zone, usable: usize, len: usize) -> bool {
+        let waste = len - usable;
+        zone.huge_pages == Some(true) && waste >= TAIL_LEAST && waste >= usable / 16
+    }
+
     /// Puts a guard page behind the span: where the user asked for guards, and in an incomplete last huge page that would waste
     /// much, since a page table with a guard in it can't become a huge page.
     pub fn guard_tail(&self, zone: &Zone, offset: usize, usable: usize, len: usize) {
-        let waste = len - usable;
-        let wasteful = zone.huge_pages == Some(true) && waste >= TAIL_LEAST && waste >= usable / 16;
-        if waste < PAGE_SIZE || !self.guards_work || !(self.options.guards || wasteful) {
+        let wanted = self.options.guards || self.wasteful(zone, usable, len);
+        if len - usable < PAGE_SIZE || !self.guards_work || !wanted {
             return;
         }
         // SAFETY: the page is part of the span and behind what the program may use.
@@ -444,7 +464,11 @@ impl Core {
             return None;
         }
         let target = read.map_or(0, |signals| {
-            let peak = self.peak_live.fetch_max(signals.live(), Ordering::Relaxed).max(signals.live());
+            let first = self.peak_live.load(Ordering::Relaxed) == 0;
+            let used = self.in_use.load(Ordering::Relaxed);
+            let most_used = self.recent_in_use.swap(used, Ordering::Relaxed);
+            let seen = signals.peak_live(used, most_used, first);
+            let peak = self.peak_live.fetch_max(seen, Ordering::Relaxed).max(seen);
             signals.retain_target(peak, self.options.retain)
         });
         // Pages of retained memory that were never touched make the program look smaller than it is.
@@ -753,12 +777,10 @@ impl Core {
         }
         let active = now < self.last_call_ns.load(Ordering::Relaxed) + ACTIVE_NS;
         let window = self.options.decay / 8;
-        let near = self.near_limit.load(Ordering::Relaxed);
-        let pause = if active {
-            if near { NEAR_PAUSE } else { ACTIVE_PAUSE }
-        } else {
-            IDLE_PAUSE.min(window.max(ACTIVE_PAUSE))
-        };
+        // A program that grows outside the region may use up what retention may exceed its target by before the next look.
+        let lead = Duration::from_micros((self.slack(retained) / GROWTH_PER_US) as u64);
+        let pause =
+            if active { lead.clamp(NEAR_PAUSE, ACTIVE_PAUSE) } else { IDLE_PAUSE.min(window.max(ACTIVE_PAUSE)) };
         self.next_tick_ns.store(now + pause.as_nanos() as u64, Ordering::Relaxed);
         Tick::Wait(pause)
     }

@@ -14,6 +14,8 @@ use std::time::Duration;
 pub struct Signals {
     /// Resident memory of the process.
     pub resident: usize,
+    /// The most that was ever resident, retained memory included.
+    pub highest: usize,
     /// Of that, free memory that is retained.
     pub retained: usize,
     /// The machine's memory.
@@ -35,6 +37,14 @@ impl Signals {
     /// Memory that the program itself holds.
     pub fn live(&self) -> usize {
         self.resident.saturating_sub(self.retained)
+    }
+
+    /// The most that the program had live at once since the last look: what is live outside the region now, and the most that was
+    /// in use in it (`most_used`, now `used`), but no more than was ever resident. At the `first` look nothing was retained
+    /// before, so the highest mark is the program's own.
+    pub fn peak_live(&self, used: usize, most_used: usize, first: bool) -> usize {
+        let spike = (self.live().saturating_sub(used) + most_used).min(self.highest);
+        if first { self.highest } else { spike.max(self.live()) }
     }
 
     /// How much may be retained, in bytes. `peak` is the most that was ever live; `limit` is the user's bound, half of the usable
@@ -169,7 +179,15 @@ mod tests {
     const G: usize = 1 << 30;
 
     fn signals() -> Signals {
-        Signals { resident: 4 * G, retained: G, total: 64 * G, available: 40 * G, group: None, stalled: false }
+        Signals {
+            resident: 4 * G,
+            highest: 4 * G,
+            retained: G,
+            total: 64 * G,
+            available: 40 * G,
+            group: None,
+            stalled: false,
+        }
     }
 
     #[test]
@@ -177,6 +195,17 @@ mod tests {
         assert_eq!(signals().retain_target(5 * G, None), 2 * G);
         assert_eq!(signals().retain_target(3 * G, None), 0);
         assert_eq!(signals().retain_target(60 * G, Some(G)), G);
+    }
+
+    #[test]
+    fn a_peak_between_two_looks_is_not_missed() {
+        let signals = Signals { resident: 4 * G, highest: 9 * G, retained: 3 * G, ..signals() };
+        assert_eq!(signals.peak_live(0, 0, true), 9 * G);
+        // One gigabyte outside the region, and four in it a moment ago.
+        assert_eq!(signals.peak_live(0, 4 * G, false), 5 * G);
+        // A span that was never touched was never resident.
+        assert_eq!(signals.peak_live(0, 40 * G, false), 9 * G);
+        assert_eq!(signals.peak_live(G, G, false), G);
     }
 
     #[test]
@@ -201,7 +230,7 @@ mod tests {
         ) {
             let retained = resident / 100 * share;
             let group = cgroup::Memory { limit: limit as u64, used: (limit / 100 * used_share) as u64 };
-            let signals = Signals { resident, retained, total: 256 * G, available, group: limited.then_some(group), stalled: false };
+            let signals = Signals { resident, highest: resident, retained, total: 256 * G, available, group: limited.then_some(group), stalled: false };
             let target = signals.retain_target(peak, None);
             prop_assert!(target == 0 || signals.live() + target <= peak);
             prop_assert!(target <= 128 * G);

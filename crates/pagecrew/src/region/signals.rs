@@ -40,9 +40,9 @@ impl SignalReader {
         if self.read_ns == 0 || age >= if self.near_limit() { NEAR_NS } else { SLOW_NS } {
             self.read_machine(now);
         }
-        let resident = procfs::resident_bytes().ok()?;
+        let (resident, highest) = procfs::resident_and_peak().ok()?;
         let Self { total, available, group, stalled, .. } = *self;
-        Some(Signals { resident, retained, total, available, group, stalled })
+        Some(Signals { resident, highest, retained, total, available, group, stalled })
     }
 
     /// Whether so little is left below a limit that a tenth of a second may use it up.

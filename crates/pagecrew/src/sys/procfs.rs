@@ -84,6 +84,20 @@ pub fn resident_bytes() -> Result<usize, Errno> {
     Ok(pages.ok_or(Errno(libc::EILSEQ))? * super::PAGE_SIZE)
 }
 
+/// Resident memory of this process, and the most that it ever was since the last `exec`, in bytes (`/proc/self/status`).
+///
+/// # Errors
+/// Those of [`read`].
+pub fn resident_and_peak() -> Result<(usize, usize), Errno> {
+    let mut buffer = Buffer::new();
+    let text = read(c"/proc/self/status", &mut buffer)?;
+    let field = |name: &str| -> Option<usize> {
+        let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(rest.split_ascii_whitespace().next()?.parse::<usize>().ok()? * 1024)
+    };
+    field("VmRSS:").zip(field("VmHWM:")).ok_or(Errno(libc::EILSEQ))
+}
+
 /// The machine's memory (`/proc/meminfo`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryInfo {
@@ -153,6 +167,8 @@ mod tests {
         assert!(resident_bytes().unwrap() > 100 << 10);
         assert!((resident_bytes().unwrap() as u64) < info.total);
         assert!(info.available <= info.total);
+        let (resident, peak) = resident_and_peak().unwrap();
+        assert!(resident > 100 << 10 && resident <= peak + (1 << 20));
     }
 
     #[test]
