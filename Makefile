@@ -19,6 +19,7 @@ demo: setup build ## Real programs with and without Pagecrew: time, page faults,
 .PHONY: test
 test: setup build ## Every test that takes no longer than a few minutes
 	$(CARGO) test --workspace --release
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom $(CARGO) test --package pagecrew --release --lib model
 	@if [ -e scripts/test-real.sh ]; then bash scripts/test-real.sh; fi
 
 .PHONY: test-long

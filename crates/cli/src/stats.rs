@@ -154,7 +154,7 @@ mod tests {
         let text = all(directory.path(), &arguments(true)).unwrap();
         let document: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(document[0]["counters"]["reused_bytes"], 5 << 20);
-        page.unshare(directory.path());
+        page.unshare();
         assert!(all(directory.path(), &arguments(false)).unwrap().starts_with("no process"));
     }
 
