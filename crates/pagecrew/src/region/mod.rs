@@ -164,6 +164,13 @@ impl Region {
         self.allocate_for(size, align, Want::Any)
     }
 
+    /// A span for whoever runs the region itself: it is not counted as the program's. `None` where there is none to be had.
+    pub fn allocate_uncounted(&self, size: usize) -> Option<NonNull<u8>> {
+        let usable = round_up(size, PAGE_SIZE).filter(|&usable| usable > 0)?;
+        let (zone, grant) = self.core().allocate(self.crew.topology(), usable, 1, Want::Any)?;
+        Some(Self::pointer(zone, grant.offset))
+    }
+
     /// As [`Region::allocate`]; the first `size` bytes are zero.
     ///
     /// # Errors
