@@ -425,7 +425,7 @@ impl Region {
         }
     }
 
-    /// Whether [`Region::tighten`] was called, or the arena is exact from the start and has no unused end.
+    /// Whether [`Region::tighten`] has given up address space.
     pub fn tight(&self) -> bool {
         self.core().tight()
     }
