@@ -43,21 +43,30 @@ pub fn helpers_wanted(demand: Demand, means: Means) -> usize {
 
 /// Time that a chunk should take where nobody waits, in microseconds.
 const CHUNK_US: usize = 1000;
-/// The same where somebody waits: a helper of the idle class finishes one within its first time slice.
+/// The same where somebody waits for zeroes: a helper of the idle class finishes one within its first time slice.
 const CHUNK_WAITING_US: usize = 100;
-/// The smallest chunk where somebody waits: below it the system call itself weighs.
+/// The smallest chunk where somebody waits for zeroes: below it, taking it weighs.
 const CHUNK_MIN: usize = 256 << 10;
 
+/// What a chunk costs besides its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Grain {
+    /// Hardly anything: writing can begin and end anywhere.
+    Fine,
+    /// A system call, an interrupt to every other CPU of the process (its TLB), and the lock of each page table that two threads
+    /// share. So chunks are whole page tables, and as long where somebody waits as where nobody does.
+    PageTable,
+}
+
 /// Size of the next chunk in bytes, given what one thread does in a microsecond (`rate`), what is left to take, who takes part,
-/// and whether somebody waits. Whole huge pages where it is large enough, so that none is split between two threads.
-pub fn chunk_bytes(rate: usize, left: usize, takers: usize, waiting: bool) -> usize {
-    let time = if waiting { CHUNK_WAITING_US } else { CHUNK_US };
-    let even_end = left / (2 * takers.max(1));
-    let wanted = (rate * time).min(even_end);
-    if wanted >= HUGE_PAGE_SIZE || !waiting {
-        (wanted / HUGE_PAGE_SIZE).max(1) * HUGE_PAGE_SIZE
-    } else {
+/// and whether somebody waits. Towards the end chunks get smaller, so that all end together.
+pub fn chunk_bytes(grain: Grain, rate: usize, left: usize, takers: usize, waiting: bool) -> usize {
+    let fine = waiting && grain == Grain::Fine;
+    let wanted = (rate * if fine { CHUNK_WAITING_US } else { CHUNK_US }).min(left / (2 * takers.max(1)));
+    if fine && wanted < HUGE_PAGE_SIZE {
         wanted.next_power_of_two().clamp(CHUNK_MIN, HUGE_PAGE_SIZE)
+    } else {
+        (wanted / HUGE_PAGE_SIZE).max(1) * HUGE_PAGE_SIZE
     }
 }
 
@@ -111,30 +120,43 @@ mod tests {
 
     #[test]
     fn chunks_take_a_millisecond_or_a_tenth_of_one() {
-        assert_eq!(chunk_bytes(10_000, 8 * GIB, 2, false), 4 * HUGE_PAGE_SIZE);
-        assert_eq!(chunk_bytes(10_000, 8 * GIB, 2, true), 1 << 20);
-        assert_eq!(chunk_bytes(450_000, 8 * GIB, 2, true), 21 * HUGE_PAGE_SIZE);
-        // A chunk that was preempted makes the next ones small, but never so small that the system call weighs.
-        assert_eq!(chunk_bytes(1, 8 * GIB, 2, true), CHUNK_MIN);
-        assert_eq!(chunk_bytes(1, 8 * GIB, 2, false), HUGE_PAGE_SIZE);
+        for grain in [Grain::Fine, Grain::PageTable] {
+            assert_eq!(chunk_bytes(grain, 10_000, 8 * GIB, 2, false), 4 * HUGE_PAGE_SIZE);
+            assert_eq!(chunk_bytes(grain, 1, 8 * GIB, 2, false), HUGE_PAGE_SIZE);
+        }
+        assert_eq!(chunk_bytes(Grain::Fine, 10_000, 8 * GIB, 2, true), 1 << 20);
+        assert_eq!(chunk_bytes(Grain::Fine, 450_000, 8 * GIB, 2, true), 21 * HUGE_PAGE_SIZE);
+        // A chunk that was preempted makes the next ones small, but never so small that taking it weighs.
+        assert_eq!(chunk_bytes(Grain::Fine, 1, 8 * GIB, 2, true), CHUNK_MIN);
+    }
+
+    #[test]
+    fn page_tables_are_never_shared_by_two_chunks() {
+        for left in [1, HUGE_PAGE_SIZE, GIB, 8 * GIB] {
+            for rate in [1, 1_000, 35_000, 450_000] {
+                let chunk = chunk_bytes(Grain::PageTable, rate, left, 2, true);
+                assert!(chunk > 0 && chunk.is_multiple_of(HUGE_PAGE_SIZE), "{left} at {rate}: {chunk}");
+            }
+        }
+        assert_eq!(chunk_bytes(Grain::PageTable, 35_000, 8 * GIB, 2, true), 16 * HUGE_PAGE_SIZE);
     }
 
     /// Threads of very different speed on a simulated machine end within a chunk of each other, which fixed slices do not.
     #[test]
     fn a_slow_thread_does_not_hold_the_end_back() {
-        for threads in [2usize, 8, 32] {
+        for (threads, grain) in [2usize, 8, 32].into_iter().flat_map(|n| [(n, Grain::Fine), (n, Grain::PageTable)]) {
             // Thread 0 is ten times slower than the rest.
             let speed = |thread: usize| if thread == 0 { 1_000 } else { 10_000 };
             let (mut left, mut clock) = (8 * GIB, vec![0usize; threads]);
             while left > 0 {
                 let thread = (0..threads).min_by_key(|&thread| clock[thread]).unwrap();
-                let chunk = chunk_bytes(speed(thread), left, threads, true).min(left);
+                let chunk = chunk_bytes(grain, speed(thread), left, threads, true).min(left);
                 left -= chunk;
                 clock[thread] += chunk / speed(thread);
             }
             let ideal = 8 * GIB / (10_000 * (threads - 1) + 1_000);
             let end = clock.iter().max().unwrap();
-            assert!(*end <= ideal + 2_500, "{threads} threads: {end} us, ideal {ideal} us");
+            assert!(*end <= ideal + 2_500, "{threads} threads, {grain:?}: {end} us, ideal {ideal} us");
         }
     }
 }

@@ -430,7 +430,8 @@ impl<E: Employer> Crew<E> {
     fn chunk(&self, place: &Place, operation: Operation) -> usize {
         let rate = self.shared.rates[operation.index()].load(Ordering::Relaxed);
         let takers = self.helper_threads().count() + 1;
-        chunk_bytes(rate, place.job.left() * GRAIN, takers, place.waiting.load(Ordering::Relaxed)) / GRAIN
+        let waiting = place.waiting.load(Ordering::Relaxed);
+        chunk_bytes(operation.grain(), rate, place.job.left() * GRAIN, takers, waiting) / GRAIN
     }
 
     /// Performs one chunk. Returns whether it was done whole.

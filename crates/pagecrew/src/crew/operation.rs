@@ -1,5 +1,6 @@
 //! What can be done to a range of memory in chunks, and what a waiting caller may do about a chunk that a stopped helper holds.
 
+use super::governor::Grain;
 use crate::sys::memory::{self, Advice, Range};
 use crate::sys::zero::{self, Use};
 use std::sync::atomic::AtomicU32;
@@ -33,6 +34,14 @@ impl Operation {
     /// A small number, different for each.
     pub(super) fn index(self) -> usize {
         self as usize
+    }
+
+    /// What a chunk costs.
+    pub(super) fn grain(self) -> Grain {
+        match self {
+            Operation::Discard | Operation::Populate => Grain::PageTable,
+            Operation::Zero => Grain::Fine,
+        }
     }
 
     pub(super) fn bypass(self) -> Bypass {
