@@ -4,7 +4,7 @@
 
 use super::arena::{self, Arena, ZONE_ALIGN};
 use super::options::Options;
-use super::policy::{LowWater, ZeroDemand};
+use super::policy::{LowWater, ZeroDemand, expected_growth};
 use super::signals::SignalReader;
 use super::spans::{Grant, Marks, Piece, Segment, SpanMap, State, Want};
 use crate::crew::{Crew, Employer, Operation, Task, Tick};
@@ -35,15 +35,16 @@ const GROWTH_PER_US: usize = 4_000;
 /// A program counts as active for this long after its last call.
 const ACTIVE_NS: u64 = 1_000_000_000;
 /// Without pressure, an excess below this share of what is retained is left alone.
-const SLACK_SHARE: usize = 16;
+const SLACK_SHARE: usize = 32;
 /// While fresh memory is being touched, no more than this is left on its way back.
 const ROOM_BACKLOG: usize = 8 << 20;
 /// The backlog of memory on its way back may always be this long.
 const BACKLOG_LEAST: usize = 64 << 20;
 /// More moved spans than this, and pages are copied instead: each may cost two mappings of `vm.max_map_count` (65,530).
 const MOVED_MOST: usize = 8192;
-/// A tail of an incomplete huge page is kept free of huge pages if it is this long and a sixteenth of the span.
-const TAIL_LEAST: usize = 512 << 10;
+/// The last huge page of a span is kept from becoming one where more than this, or than this share of the span, would be wasted.
+const WASTE_MOST: usize = 512 << 10;
+const WASTE_SHARE: usize = 32;
 
 /// A part of the arena for spans of one kind on one node.
 pub(super) struct Zone {
@@ -70,6 +71,8 @@ struct Background {
     signals: SignalReader,
     low_water: LowWater,
     demand: ZeroDemand,
+    /// Memory of the program outside the region at the last look.
+    outside: usize,
 }
 
 /// What the signals say.
@@ -117,7 +120,10 @@ pub struct Core {
     zeroing_revoked: AtomicU32,
     revocable: AtomicBool,
     moved: AtomicUsize,
+    /// Whether a limit is near; until somebody has looked, it may be.
     near_limit: AtomicBool,
+    /// Whether the control group has no room for memory that waits for its way back.
+    cramped: AtomicBool,
     background: Mutex<Background>,
     guards_work: bool,
 }
@@ -190,6 +196,7 @@ impl Core {
             signals: SignalReader::new(),
             low_water: LowWater::new(options.decay, now),
             demand: ZeroDemand::default(),
+            outside: 0,
         };
         Ok(Core {
             guards_work: guards_work(),
@@ -217,7 +224,8 @@ impl Core {
             zeroing_revoked: AtomicU32::new(0),
             revocable: AtomicBool::new(false),
             moved: AtomicUsize::new(0),
-            near_limit: AtomicBool::new(false),
+            near_limit: AtomicBool::new(true),
+            cramped: AtomicBool::new(false),
             background: Mutex::new(background),
         })
     }
@@ -324,8 +332,7 @@ impl Core {
 
     /// Whether a huge page at the end of the span would waste much.
     fn wasteful(&self, zone: &Zone, usable: usize, len: usize) -> bool {
-        let waste = len - usable;
-        zone.huge_pages == Some(true) && waste >= TAIL_LEAST && waste >= usable / 16
+        zone.huge_pages == Some(true) && len - usable > WASTE_MOST.min(usable / WASTE_SHARE)
     }
 
     /// Puts a guard page behind the span: where the user asked for guards, and in an incomplete last huge page that would waste
@@ -411,6 +418,9 @@ impl Core {
     /// freed and what comes into use; the tick corrects it by what the process and the machine really have. No file is read here:
     /// the program's descriptors and its stacks, however small, are its own.
     pub fn target_after_free(&self, bytes: usize) -> usize {
+        if self.cramped.load(Ordering::Relaxed) {
+            return 0;
+        }
         let bound = self.options.retain.unwrap_or(self.machine / 2);
         let follow = |target: usize| target.saturating_add(bytes).min(bound);
         let before = self.target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |target| Some(follow(target)));
@@ -463,13 +473,17 @@ impl Core {
         if free() != before {
             return None;
         }
+        let mut growth = 0;
         let target = read.map_or(0, |signals| {
             let first = self.peak_live.load(Ordering::Relaxed) == 0;
             let used = self.in_use.load(Ordering::Relaxed);
             let most_used = self.recent_in_use.swap(used, Ordering::Relaxed);
             let seen = signals.peak_live(used, most_used, first);
             let peak = self.peak_live.fetch_max(seen, Ordering::Relaxed).max(seen);
-            signals.retain_target(peak, self.options.retain)
+            let outside = std::mem::replace(&mut background.outside, signals.outside(used));
+            growth = if first { 0 } else { expected_growth(outside, background.outside) };
+            self.cramped.store(signals.cramped(peak), Ordering::Relaxed);
+            signals.retain_target(peak, self.options.retain).saturating_sub(growth)
         });
         // Pages of retained memory that were never touched make the program look smaller than it is.
         let target = target.min(self.own_room());
@@ -477,7 +491,7 @@ impl Core {
         let pressure = read.is_some_and(|signals| signals.pressure());
         let retained = self.retained().min(before);
         // A hole cut for a few megabytes keeps a large span from fitting where it was, and costs all of it in page faults.
-        let slack = if pressure { 0 } else { self.slack(retained) };
+        let slack = if pressure || growth > 0 { 0 } else { self.slack(retained) };
         let excess = retained.saturating_sub(target);
         Some(Sample { excess: if excess > slack { excess } else { 0 }, pressure })
     }
@@ -519,7 +533,7 @@ impl Core {
     /// bound or nothing is to be retained at all.
     pub fn discard(&self, crew: &RegionCrew, zone: &Zone, offset: usize, len: usize) {
         let task = Task { operation: Operation::Discard, range: zone.at(offset, len), node: zone.node, report: true };
-        if self.options.retain == Some(0) {
+        if self.options.retain == Some(0) || self.cramped.load(Ordering::Relaxed) {
             // SAFETY: a range in state `Discarding` is used by nobody until it was reported as finished.
             unsafe { crew.run(task) };
             return;
@@ -539,7 +553,9 @@ impl Core {
         let due = self.next_tick_ns.load(Ordering::Relaxed);
         let zero_now = self.options.zero && freed >= ZERO_STEP && self.wants_zeroes.load(Ordering::Relaxed);
         let late = retained >= UNWATCHED && due > clock::now_ns() + 2 * ACTIVE_PAUSE.as_nanos() as u64;
-        if (zero_now && due != u64::MAX) || late || (retained >= UNWATCHED && due == 0) {
+        // Room may come back: the limit is raised, others leave the group.
+        let cramped = self.cramped.load(Ordering::Relaxed);
+        if (zero_now && due != u64::MAX) || late || ((retained >= UNWATCHED || cramped) && due == 0) {
             crew.call(0, Operation::Zero);
         }
     }
@@ -686,6 +702,7 @@ impl Core {
                 signals: SignalReader::new(),
                 low_water: LowWater::new(self.options.decay, clock::now_ns()),
                 demand: ZeroDemand::default(),
+                outside: 0,
             };
             std::ptr::write((&raw const self.background).cast_mut(), Mutex::new(background));
             let _ = self.stats.detach();
@@ -707,6 +724,8 @@ impl Core {
         self.target.store(0, Ordering::Relaxed);
         self.next_tick_ns.store(0, Ordering::Relaxed);
         self.revocable.store(false, Ordering::Relaxed);
+        self.cramped.store(false, Ordering::Relaxed);
+        self.near_limit.store(true, Ordering::Relaxed);
     }
 }
 
@@ -739,7 +758,7 @@ impl Employer for Core {
         let least = self.least_retained.swap(retained, Ordering::Relaxed).min(retained);
         background.low_water.note(least, now);
         background.low_water.note(retained, now);
-        if retained > 0 {
+        if retained > 0 || self.cramped.load(Ordering::Relaxed) {
             let surplus = background.low_water.surplus(retained);
             let sample = self.sample(&mut background, now);
             let excess = sample.as_ref().map_or(0, |sample| sample.excess).max(surplus);
@@ -771,16 +790,19 @@ impl Employer for Core {
 impl Core {
     /// When the tick should run next.
     fn pause(&self, now: u64, retained: usize) -> Tick {
-        if retained == 0 {
+        let active = now < self.last_call_ns.load(Ordering::Relaxed) + ACTIVE_NS;
+        let cramped = active && self.cramped.load(Ordering::Relaxed);
+        if retained == 0 && !cramped {
             self.next_tick_ns.store(0, Ordering::Relaxed);
             return Tick::Rest;
         }
-        let active = now < self.last_call_ns.load(Ordering::Relaxed) + ACTIVE_NS;
-        let window = self.options.decay / 8;
         // A program that grows outside the region may use up what retention may exceed its target by before the next look.
         let lead = Duration::from_micros((self.slack(retained) / GROWTH_PER_US) as u64);
-        let pause =
-            if active { lead.clamp(NEAR_PAUSE, ACTIVE_PAUSE) } else { IDLE_PAUSE.min(window.max(ACTIVE_PAUSE)) };
+        let pause = match (active, retained) {
+            (_, 0) => IDLE_PAUSE,
+            (true, _) => lead.clamp(NEAR_PAUSE, ACTIVE_PAUSE),
+            (false, _) => IDLE_PAUSE.min((self.options.decay / 8).max(ACTIVE_PAUSE)),
+        };
         self.next_tick_ns.store(now + pause.as_nanos() as u64, Ordering::Relaxed);
         Tick::Wait(pause)
     }

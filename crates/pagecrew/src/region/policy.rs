@@ -30,8 +30,12 @@ pub struct Signals {
 
 /// The machine keeps this part of its memory available, whatever is retained.
 const FLOOR_SHARE: usize = 20;
-/// The control group keeps this part of its limit free.
+/// The control group keeps this part of its limit free, and no less than what a program may touch for the first time before a
+/// helper has looked again.
 const GROUP_SHARE: u64 = 16;
+const GROUP_LEAST: u64 = 64 << 20;
+/// Growth outside the region between two looks that says nothing about the next look, in bytes.
+const GROWTH_NOISE: usize = 1 << 20;
 
 impl Signals {
     /// Memory that the program itself holds.
@@ -39,11 +43,16 @@ impl Signals {
         self.resident.saturating_sub(self.retained)
     }
 
+    /// Memory of the program that is not in the region, of which `used` bytes are in use.
+    pub fn outside(&self, used: usize) -> usize {
+        self.live().saturating_sub(used)
+    }
+
     /// The most that the program had live at once since the last look: what is live outside the region now, and the most that was
     /// in use in it (`most_used`, now `used`), but no more than was ever resident. At the `first` look nothing was retained
     /// before, so the highest mark is the program's own.
     pub fn peak_live(&self, used: usize, most_used: usize, first: bool) -> usize {
-        let spike = (self.live().saturating_sub(used) + most_used).min(self.highest);
+        let spike = (self.outside(used) + most_used).min(self.highest);
         if first { self.highest } else { spike.max(self.live()) }
     }
 
@@ -52,8 +61,20 @@ impl Signals {
     pub fn retain_target(&self, peak: usize, limit: Option<usize>) -> usize {
         let usable = self.group.map_or(self.total, |group| self.total.min(group.limit as usize));
         let bound = limit.unwrap_or(usable / 2);
+        if self.cramped(peak) {
+            return 0;
+        }
         let own_peak = peak.saturating_sub(self.live());
         own_peak.min(bound).min(self.machine_allows()).min(self.group_allows())
+    }
+
+    /// Whether the program, back at its own peak, would come so near the control group's limit that memory on its way back might
+    /// be what is missing. Where it lives without Pagecrew, it has to live with it.
+    pub fn cramped(&self, peak: usize) -> bool {
+        self.group.is_some_and(|group| {
+            let others = group.used.saturating_sub(self.resident as u64);
+            others + peak as u64 + group_reserve(group.limit) > group.limit
+        })
     }
 
     fn machine_allows(&self) -> usize {
@@ -67,7 +88,7 @@ impl Signals {
     fn group_allows(&self) -> usize {
         self.group.map_or(usize::MAX, |group| {
             let spare = (self.retained as u64 + group.limit).saturating_sub(group.used);
-            (spare as usize).saturating_sub((group.limit / GROUP_SHARE) as usize)
+            (spare as usize).saturating_sub(group_reserve(group.limit) as usize)
         })
     }
 
@@ -75,6 +96,17 @@ impl Signals {
     pub fn pressure(&self) -> bool {
         self.machine_allows().min(self.group_allows()) < self.retained
     }
+}
+
+/// What a control group of this limit keeps free.
+fn group_reserve(limit: u64) -> u64 {
+    (limit / GROUP_SHARE).max(GROUP_LEAST)
+}
+
+/// How much the program is about to grow outside the region before the next look: as much as since the last one, when it was
+/// `before` bytes there and now is `now`.
+pub fn expected_growth(before: usize, now: usize) -> usize {
+    Some(now.saturating_sub(before)).filter(|&growth| growth > GROWTH_NOISE).unwrap_or(0)
 }
 
 /// Windows that the decay time is cut into.
@@ -215,11 +247,33 @@ mod tests {
         assert!(scarce.retain_target(60 * G, None) == 0 && scarce.pressure());
         let near = cgroup::Memory { limit: 5 * G as u64, used: 4 * G as u64 + G as u64 / 2 };
         let limited = Signals { group: Some(near), ..signals() };
-        assert_eq!(limited.retain_target(60 * G, None), G + G / 2 - 5 * G / 16);
-        assert!(!limited.pressure());
+        assert_eq!(limited.retain_target(4 * G, None), G);
+        let others =
+            Signals { group: Some(cgroup::Memory { used: 4 * G as u64 + G as u64 * 3 / 4, ..near }), ..signals() };
+        assert_eq!(others.group_allows(), G + G / 4 - 5 * G / 16);
+        assert!(!limited.pressure() && others.pressure());
         let at = Signals { group: Some(cgroup::Memory { limit: 4 * G as u64, used: 4 * G as u64 }), ..signals() };
         assert!(at.retain_target(60 * G, None) < G && at.pressure());
         assert!(!signals().pressure());
+    }
+
+    #[test]
+    fn a_program_that_needs_its_group_up_to_the_limit_retains_nothing() {
+        let m = 1 << 20;
+        let group = |limit, used| Some(cgroup::Memory { limit, used });
+        let own = Signals { resident: 100 << 20, retained: 50 << 20, group: group(302 * m, 110 * m), ..signals() };
+        assert!(own.cramped(300 << 20) && own.retain_target(300 << 20, None) == 0);
+        assert!(!own.cramped(200 << 20) && own.retain_target(200 << 20, None) > 0);
+        // Others in the group count as well.
+        assert!(Signals { group: group(302 * m, 200 * m), ..own }.cramped(200 << 20));
+        assert!(!Signals { group: None, ..own }.cramped(300 << 20));
+    }
+
+    #[test]
+    fn growth_is_expected_to_go_on_and_noise_is_not() {
+        assert_eq!(expected_growth(G, G + (20 << 20)), 20 << 20);
+        assert_eq!(expected_growth(G, G + (20 << 10)), 0);
+        assert_eq!(expected_growth(G, 0), 0);
     }
 
     proptest! {
