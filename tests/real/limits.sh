@@ -77,9 +77,8 @@ for size in 128 1024; do
     add "limits/data/$size" 60 mib_limited -d "$size" use $((size * 85 / 100))
 done
 add limits/data/use-up 60 mib_limited -d 1024 use-up 800
-long=yes
-# Open: a program that sets itself a limit close to what it needs, after it has used large memory.
 add limits/own-address-space 60 unlimited own-as 512 1024
+long=yes
 add limits/address-space/8192 120 mib_limited -v 8192 use 4800
 add limits/address-space/4096-full 120 mib_limited -v 4096 use 3500
 long=no

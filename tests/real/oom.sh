@@ -82,8 +82,5 @@ test_oom_over_limit() {
     [ "$with" -ge $((without - 16)) ] || fail "killed much earlier than without Pagecrew"
 }
 
-# Open: survives at 316 MiB with a working set of 300, and not at 302, where it lives without Pagecrew.
-long=yes
 add oom/within-limit 90 test_oom_within_limit
-long=no
 add oom/over-limit 60 test_oom_over_limit

@@ -86,7 +86,9 @@ pub unsafe extern "C" fn mlock2(address: *mut c_void, len: usize, flags: u32) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlockall(flags: i32) -> i32 {
     match state::existing_region() {
-        Some(region) => region.tighten(),
+        Some(region) => {
+            region.tighten();
+        }
         None => state::no_region_any_more(),
     }
     // SAFETY: by the function's own contract.

@@ -69,9 +69,9 @@ extern "C" fn malloc_large(size: usize) -> Pointer {
 fn from_next(ask: impl Fn() -> Pointer) -> Pointer {
     let mut pointer = ask();
     if pointer.is_null()
-        && let Some(region) = state::existing_region().filter(|region| limited_address_space() && !region.tight())
+        && let Some(region) = state::existing_region().filter(|_| limited_address_space())
+        && region.tighten()
     {
-        region.tighten();
         pointer = ask();
     }
     if pointer.is_null() {

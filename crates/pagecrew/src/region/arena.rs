@@ -20,12 +20,9 @@ const STEP: usize = 64 << 20;
 
 /// The reservation.
 pub struct Arena {
-    /// What the kernel gave, before alignment.
-    mapped: Range,
-    /// The usable part.
     range: Range,
     exact: AtomicBool,
-    /// What was given up, in ascending order; others may have mapped something there.
+    /// What was given up; others may have mapped something there.
     given_up: Mutex<Vec<Range>>,
 }
 
@@ -71,13 +68,15 @@ impl Arena {
         let align = if space.is_some() { HUGE_PAGE_SIZE } else { ZONE_ALIGN };
         while len >= least {
             if let Ok(start) = memory::map(len + align, Protection::None) {
-                let aligned = start.next_multiple_of(align);
-                return Ok(Arena {
-                    mapped: Range { start, len: len + align },
-                    range: Range { start: aligned, len },
-                    exact: AtomicBool::new(exact),
-                    given_up: Mutex::new(Vec::new()),
-                });
+                let range = Range { start: start.next_multiple_of(align), len };
+                let behind = Range { start: range.end(), len: start + align - range.start };
+                for excess in [Range { start, len: range.start - start }, behind] {
+                    if excess.len > 0 {
+                        // SAFETY: mapped above, and nobody knows of it yet.
+                        unsafe { memory::unmap(excess)? };
+                    }
+                }
+                return Ok(Arena { range, exact: AtomicBool::new(exact), given_up: Mutex::new(Vec::new()) });
             }
             len = (len / 2) & !(HUGE_PAGE_SIZE - 1);
         }
@@ -117,11 +116,6 @@ impl Arena {
             }
         }
         Ok(())
-    }
-
-    /// Whether anything was given up.
-    pub fn gave_up(&self) -> bool {
-        !self.given_up.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
     /// Gives `range` up: it belongs to whoever maps something there next.
@@ -165,8 +159,8 @@ impl Drop for Arena {
     fn drop(&mut self) {
         let given_up = self.given_up.get_mut().unwrap_or_else(PoisonError::into_inner);
         given_up.sort_unstable_by_key(|range| range.start);
-        let mut start = self.mapped.start;
-        for hole in given_up.iter().copied().chain([Range { start: self.mapped.end(), len: 0 }]) {
+        let mut start = self.range.start;
+        for hole in given_up.iter().copied().chain([Range { start: self.range.end(), len: 0 }]) {
             if start < hole.start {
                 // SAFETY: the owner of the arena goes away with every span in it.
                 let _ = unsafe { memory::unmap(Range { start, len: hole.start - start }) };

@@ -651,28 +651,17 @@ impl Core {
         self.span_len(usable, zone.granule)
     }
 
-    /// Whether the unused address space was given up.
-    pub fn tight(&self) -> bool {
-        self.arena.gave_up()
-    }
-
-    /// Gives up the address space of a zone that was never used, and access to what is not in use.
-    pub fn tighten(&self, zone: &Zone) {
+    /// Gives up the address space of a zone that is not in use. Returns whether there was any.
+    pub fn tighten(&self, zone: &Zone) -> bool {
         let mut inner = zone.lock();
         self.arena.be_exact();
-        let before = inner.map.zone_len();
-        let len = inner.map.truncate();
-        inner.frontier = inner.frontier.min(zone.range.start + len);
-        // SAFETY: address space that no span has; what the map does not cover any more is never looked at again.
-        unsafe {
-            if len < before {
-                self.arena.give_up(zone.at(len, before - len));
-            }
-            for (offset, len) in inner.map.reserved() {
-                let _ = memory::protect(zone.at(offset, len), Protection::None);
-            }
+        let given_up = inner.map.give_up();
+        for &(offset, len) in &given_up {
+            // SAFETY: address space that no span has; the map never hands it out again.
+            unsafe { self.arena.give_up(zone.at(offset, len)) };
         }
         self.publish(zone, &mut inner);
+        !given_up.is_empty()
     }
 
     /// Before a fork: the ranges that a child does not need are marked so that the kernel does not copy them.

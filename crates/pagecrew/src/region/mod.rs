@@ -222,8 +222,8 @@ impl Region {
         let address = pointer.as_ptr() as usize;
         let zone = self.core().zone_of(address).ok_or(PointerError::Foreign(address))?;
         let offset = address - zone.range.start;
-        // Behind the end of a zone that was cut short, others may have mapped something.
-        if offset < zone.lock().map.zone_len() { Ok((zone, offset)) } else { Err(PointerError::Foreign(address)) }
+        // Where address space was given up, others may have mapped something.
+        if zone.lock().map.owns(offset) { Ok((zone, offset)) } else { Err(PointerError::Foreign(address)) }
     }
 
     /// What is wrong with a pointer at which no span begins.
@@ -402,9 +402,7 @@ impl Region {
         while let Some(zone) = core.zone_of(at).filter(|_| at < end) {
             let mut inner = zone.lock();
             let offset = at - zone.range.start;
-            let Some((start, segment)) = inner.map.segment_of(offset).filter(|_| offset < inner.map.zone_len()) else {
-                return;
-            };
+            let Some((start, segment)) = inner.map.segment_of(offset) else { return };
             if segment.state == State::InUse {
                 inner.map.mark(offset, Marks { altered: true, ..Marks::default() });
             }
@@ -425,16 +423,12 @@ impl Region {
         }
     }
 
-    /// Whether [`Region::tighten`] has given up address space.
-    pub fn tight(&self) -> bool {
-        self.core().tight()
-    }
-
-    /// Makes do with as little address space and accessible memory as possible, from now on: what is retained goes back and what
-    /// was never used is given up. For a program that sets itself a limit (`RLIMIT_AS`, `RLIMIT_DATA`).
-    pub fn tighten(&self) {
+    /// Makes do with the address space that is in use, from now on: what is retained goes back, and what is only reserved is given
+    /// up. For a program that sets itself a limit (`RLIMIT_AS`, `RLIMIT_DATA`) or locks what it will map: its own malloc serves it
+    /// from there on. Returns whether there was anything to give up.
+    pub fn tighten(&self) -> bool {
         self.trim();
-        self.core().zones.iter().for_each(|zone| self.core().tighten(zone));
+        self.core().zones.iter().filter(|zone| self.core().tighten(zone)).count() > 0
     }
 
     /// Holds the region still for a fork. Call it before, then drop what it returns in the parent and hand it to

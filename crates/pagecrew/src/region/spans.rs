@@ -1,12 +1,15 @@
 //! Which part of a zone is in which state: pure bookkeeping in offsets, without a system call.
 //!
-//! The zone is covered by segments without gap or overlap, so the sum over the states is the zone's length at any time.
+//! The zone is covered by segments without gap or overlap, so the sum over the states is the zone's length at any time, less what
+//! was given up.
 //!
 //! ```text
 //!  Reserved --allocate--> InUse --release--> Dirty --begin_zeroing--> Zeroing --finish_zeroing--> Zeroed
 //!     ^                     ^                 | |                        |                          |
 //!     |                     +----allocate-----|-+-----(revoked)----------+--------------------------+
 //!     +--finish_discard-- Discarding <--begin_discard / release / shrink---------------------------+
+//!     |
+//!     +--give_up--> GivenUp
 //! ```
 //!
 //! `Zeroing` and `Discarding` are transitions that a helper is at; they count as `Dirty`, since that is what they hold. A segment
@@ -31,6 +34,8 @@ pub enum State {
     Zeroing(usize),
     /// Free, being given back.
     Discarding,
+    /// Not the zone's any more: others may have mapped something there.
+    GivenUp,
 }
 
 /// How the kernel's mapping of a segment differs from the zone's own. Joined segments have the marks of both.
@@ -199,7 +204,7 @@ impl SpanMap {
             State::Dirty => Some(1),
             State::Zeroed => Some(2),
             State::Zeroing(_) => Some(3),
-            State::InUse | State::Discarding => None,
+            State::InUse | State::Discarding | State::GivenUp => None,
         }
     }
 
@@ -210,11 +215,12 @@ impl SpanMap {
             State::InUse => &mut self.bytes.in_use,
             State::Zeroed => &mut self.bytes.retained_zeroed,
             State::Dirty | State::Zeroing(_) | State::Discarding => &mut self.bytes.retained_dirty,
+            State::GivenUp => return,
         };
         let len = segment.len as u64;
         *bytes = if add { *bytes + len } else { *bytes - len };
         let backed = match segment.state {
-            State::Reserved => return,
+            State::Reserved | State::GivenUp => return,
             State::InUse => &mut self.used,
             State::Discarding => &mut self.discarding,
             State::Dirty | State::Zeroed | State::Zeroing(_) => &mut self.retained,
@@ -287,7 +293,7 @@ impl SpanMap {
             State::Reserved => true,
             State::Dirty | State::Zeroed => want != Want::AddressSpace,
             State::Zeroing(_) => want != Want::AddressSpace && revocable,
-            State::InUse | State::Discarding => false,
+            State::InUse | State::Discarding | State::GivenUp => false,
         }
     }
 
@@ -553,28 +559,19 @@ impl SpanMap {
         self.put_joined(offset, Segment { state: State::Reserved, marks, usable: 0, ..segment });
     }
 
-    /// Cuts the unused end off the zone. Returns the zone's new length; at least one granule stays.
-    pub fn truncate(&mut self) -> usize {
-        if let Some((offset, segment)) =
-            self.segment_of(self.len - 1).filter(|(_, segment)| segment.state == State::Reserved)
-        {
+    /// Gives up all that is only address space. Returns where, as offset and length.
+    pub fn give_up(&mut self) -> Vec<(usize, usize)> {
+        let reserved: Vec<_> = self.available[0].iter().map(|&(len, offset)| (offset, len)).collect();
+        for &(offset, len) in &reserved {
             self.take(offset);
-            self.len = offset.max(self.granule);
-            if offset < self.len {
-                self.put(offset, Segment { len: self.len - offset, ..segment });
-            }
+            self.put(offset, Segment { len, state: State::GivenUp, marks: Marks::default(), usable: 0 });
         }
-        self.len
+        reserved
     }
 
-    /// Length of the zone in bytes.
-    pub fn zone_len(&self) -> usize {
-        self.len
-    }
-
-    /// The segments that are only address space, as offset and length.
-    pub fn reserved(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
-        self.available[0].iter().map(|&(len, offset)| (offset, len))
+    /// Whether what lies at `offset` is the zone's.
+    pub fn owns(&self, offset: usize) -> bool {
+        offset < self.len && self.segment_of(offset).is_some_and(|(_, segment)| segment.state != State::GivenUp)
     }
 
     /// Takes the free segment at `offset` out of use for good: it counts as in use, and nobody has its address.
@@ -612,15 +609,17 @@ impl SpanMap {
     pub fn check(&self) {
         let mut at = 0;
         let mut sum = ZoneBytes::default();
-        let mut indexed = 0;
+        let (mut indexed, mut given_up) = (0, 0);
         for (&offset, segment) in &self.segments {
             assert_eq!(offset, at, "a gap or an overlap");
             assert!(segment.len > 0 && segment.len.is_multiple_of(self.granule));
-            assert!(segment.usable <= segment.len && (segment.usable == 0 || segment.state != State::Reserved));
+            let unbacked = matches!(segment.state, State::Reserved | State::GivenUp);
+            assert!(segment.usable <= segment.len && (segment.usable == 0 || !unbacked));
             match segment.state {
                 State::Reserved => sum.reserved += segment.len as u64,
                 State::InUse => sum.in_use += segment.len as u64,
                 State::Zeroed => sum.retained_zeroed += segment.len as u64,
+                State::GivenUp => given_up += segment.len,
                 _ => sum.retained_dirty += segment.len as u64,
             }
             if let Some(index) = Self::index(segment.state) {
@@ -629,7 +628,7 @@ impl SpanMap {
             }
             at += segment.len;
         }
-        assert_eq!((at, sum, sum.total()), (self.len, self.bytes, self.len as u64));
+        assert_eq!((at, sum, sum.total()), (self.len, self.bytes, (self.len - given_up) as u64));
         assert_eq!(indexed, self.available.iter().map(BTreeSet::len).sum::<usize>());
         let backed = |wanted: fn(State) -> bool| -> usize {
             self.segments.values().filter(|segment| wanted(segment.state)).map(|segment| segment.usable).sum()
@@ -734,16 +733,27 @@ mod tests {
     }
 
     #[test]
-    fn the_unused_end_can_be_cut_off() {
+    fn what_is_only_address_space_can_be_given_up() {
         let mut map = map();
-        let span = allocate(&mut map, 8, Want::Any);
-        assert_eq!((map.truncate(), map.zone_len()), (8 * G, 8 * G));
-        map.check();
-        assert_eq!(map.allocate(G, G, 1, Want::Any, true), None);
-        let (offset, len) = map.release(span.offset, 0).unwrap();
+        let (first, gap, last) =
+            (allocate(&mut map, 8, Want::Any), allocate(&mut map, 2, Want::Any), allocate(&mut map, 4, Want::Any));
+        let (offset, len) = map.release(gap.offset, 0).unwrap();
         map.finish_discard(offset, len, false);
-        assert_eq!(map.truncate(), G);
+        let mut given_up = map.give_up();
+        given_up.sort_unstable();
+        assert_eq!(given_up, [(8 * G, 2 * G), (14 * G, 50 * G)]);
         map.check();
+        assert_eq!(map.bytes().total(), 12 * G as u64);
+        assert_eq!(map.allocate(G, G, 1, Want::Any, true), None);
+        assert_eq!(map.grow(first.offset, 9 * G, 9 * G, true), None);
+        assert!(
+            map.owns(0) && map.owns(last.offset) && !map.owns(gap.offset) && !map.owns(60 * G) && !map.owns(64 * G)
+        );
+        // What was in use then is used again, and only that.
+        let (offset, len) = map.release(first.offset, 0).unwrap();
+        map.finish_discard(offset, len, false);
+        map.check();
+        assert_eq!(allocate(&mut map, 8, Want::Any).offset, 0);
     }
 
     #[test]
@@ -814,7 +824,7 @@ mod tests {
                                         State::Reserved => prop_assert_eq!(granule, None),
                                         State::Zeroed => prop_assert_eq!(granule, Some(true)),
                                         State::Dirty | State::Zeroing(_) => prop_assert!(granule.is_some()),
-                                        State::InUse | State::Discarding => prop_assert!(false, "handed out"),
+                                        State::InUse | State::Discarding | State::GivenUp => prop_assert!(false, "handed out"),
                                     }
                                 }
                                 if let State::Zeroing(_) = piece.state { zeroing = None; }

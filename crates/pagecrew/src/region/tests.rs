@@ -254,8 +254,13 @@ fn a_tightened_region_gives_up_what_it_does_not_use() {
     let region = region(|_| {});
     let span = region.allocate(8 * MIB, 1).unwrap();
     bytes(span, 8 * MIB).fill(5);
-    region.tighten();
-    assert!(region.snapshot().bytes().total() < 1 << 30);
+    let gap = region.allocate(4 * MIB, 1).unwrap();
+    let last = region.allocate(6 * MIB, 1).unwrap();
+    free(&region, gap);
+    assert!(region.tighten() && !region.tighten());
+    assert_eq!(region.snapshot().bytes().total(), 14 << 20);
+    assert_eq!(region.usable_size(gap), Err(PointerError::Foreign(gap.as_ptr() as usize)));
+    free(&region, last);
     assert!(bytes(span, 8 * MIB).iter().all(|&byte| byte == 5));
     assert!(region.allocate(64 * MIB, 1).is_err());
     let behind = NonNull::new(span.as_ptr().wrapping_add(1 << 32)).unwrap();
