@@ -1,4 +1,8 @@
-//! The crew: a board of jobs and the helper threads that work on it.
+//! The crew: a board of jobs, the helper threads that work on it, and a watcher.
+//!
+//! Helpers do the heavy work in the idle class: they get what CPU time nobody else wants. The watcher does next to nothing, in the
+//! ordinary class: it looks at the signals, and sees to it that what the employer keeps stays within its bounds even where
+//! helpers get no CPU time at all.
 
 use super::boost::Boost;
 use super::governor::{Demand, MAX_HELPERS, Means, chunk_bytes, helpers_wanted};
@@ -43,7 +47,7 @@ pub struct Task {
     pub report: bool,
 }
 
-/// What a helper does next when the board is empty.
+/// What a helper does next when the board is empty, or the watcher when it has looked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tick {
     /// Something was done; look again at once.
@@ -61,6 +65,9 @@ pub trait Employer: Send + Sync + Sized + 'static {
 
     /// Called by one helper at a time whenever the board is empty.
     fn tick(&self, crew: &Crew<Self>) -> Tick;
+
+    /// Called by the watcher, after [`Crew::watch`] and then whenever the time that it returned has passed.
+    fn watch(&self, crew: &Crew<Self>) -> Tick;
 
     /// Where to count.
     fn counters(&self) -> &Counters;
@@ -84,12 +91,24 @@ impl Employer for Idle {
         Tick::Rest
     }
 
+    fn watch(&self, _: &Crew<Idle>) -> Tick {
+        Tick::Rest
+    }
+
     fn counters(&self) -> &Counters {
         &self.0.counters
     }
 }
 
-/// What others may know of a helper.
+/// The watcher's place among the crew's threads, behind the helpers'.
+const WATCHER: usize = MAX_HELPERS;
+/// Threads that the crew may have.
+const THREADS: usize = MAX_HELPERS + 1;
+
+/// Time slices of the watcher: as short as can be (6.12).
+const WATCHER_SLICE_NS: u64 = 100_000;
+
+/// What others may know of one of the crew's threads.
 struct Helper {
     /// Its kernel thread number; 0 when there is no such helper.
     thread: AtomicI32,
@@ -104,10 +123,13 @@ struct Roster {
     asleep: usize,
     /// Counted up by each call; a helper that saw an older number looks at the board again before it sleeps.
     calls: u64,
+    /// The same for the watcher.
+    watch_calls: u64,
+    watching: bool,
     stop: bool,
     /// A thread could not be started; not tried again before this time.
     retry_ns: u64,
-    handles: [Option<Thread>; MAX_HELPERS],
+    handles: [Option<Thread>; THREADS],
 }
 
 struct Place {
@@ -129,6 +151,7 @@ struct Shared<E> {
     helpers: Box<[Helper]>,
     roster: Mutex<Roster>,
     wake: Condvar,
+    wake_watcher: Condvar,
     /// The helper that asks the employer, while the others only work on the board.
     ticking: Mutex<()>,
     /// Bytes a microsecond of each operation, one thread, as last measured.
@@ -177,18 +200,21 @@ impl<E: Employer> Crew<E> {
             places: (0..PLACES)
                 .map(|_| Place { job: Job::new(), task: UnsafeCell::new(task), waiting: AtomicBool::new(false) })
                 .collect(),
-            helpers: (0..MAX_HELPERS)
+            helpers: (0..THREADS)
                 .map(|_| Helper { thread: AtomicI32::new(0), stack: AtomicUsize::new(0), boost: Boost::new() })
                 .collect(),
             roster: Mutex::new(Roster {
                 alive: 0,
                 asleep: 0,
                 calls: 0,
+                watch_calls: 0,
+                watching: false,
                 stop: false,
                 retry_ns: 0,
                 handles: std::array::from_fn(|_| None),
             }),
             wake: Condvar::new(),
+            wake_watcher: Condvar::new(),
             ticking: Mutex::new(()),
             rates: std::array::from_fn(|_| AtomicUsize::new(FIRST_RATE)),
             limit,
@@ -329,9 +355,17 @@ impl<E: Employer> Crew<E> {
         roster.alive > 0
     }
 
-    /// Whether a helper thread lives, so that [`Employer::tick`] will be called when its time comes.
-    pub fn has_helpers(&self) -> bool {
-        lock(&self.shared.roster).alive > 0
+    /// Has the watcher look, now and then as [`Employer::watch`] says. Returns whether there is one.
+    pub fn watch(&self) -> bool {
+        let mut roster = lock(&self.shared.roster);
+        roster.watch_calls += 1;
+        if !roster.watching && self.shared.limit != Some(0) {
+            let started = self.start(&mut roster, WATCHER, "pagecrew/watch".to_owned(), Crew::watch_over);
+            roster.watching = started;
+        } else {
+            self.shared.wake_watcher.notify_one();
+        }
+        roster.watching
     }
 
     /// Whether the crew's lock is held by nobody at this moment.
@@ -339,7 +373,7 @@ impl<E: Employer> Crew<E> {
         self.shared.roster.try_lock().is_ok()
     }
 
-    /// Whether every helper has come as far as to say which thread it is.
+    /// Whether every thread has come as far as to say which thread it is.
     pub fn all_started(&self) -> bool {
         let deadline = clock::now_ns() + 10_000_000;
         while self.helper_threads().any(|thread| thread < 0) {
@@ -351,12 +385,12 @@ impl<E: Employer> Crew<E> {
         true
     }
 
-    /// The kernel thread numbers of the helpers; -1 for one that is only just starting.
+    /// The kernel thread numbers of the helpers and the watcher; -1 for one that is only just starting.
     pub fn helper_threads(&self) -> impl Iterator<Item = i32> + '_ {
         self.shared.helpers.iter().map(|helper| helper.thread.load(Ordering::Acquire)).filter(|&thread| thread != 0)
     }
 
-    /// The stacks of the helpers, thread-local storage included, with room to spare on both sides.
+    /// The stacks of the helpers and the watcher, thread-local storage included, with room to spare on both sides.
     pub fn helper_stacks(&self) -> impl Iterator<Item = Range> + '_ {
         let alive = |helper: &&Helper| helper.thread.load(Ordering::Acquire) != 0;
         self.shared.helpers.iter().filter(alive).map(|helper| {
@@ -393,7 +427,7 @@ impl<E: Employer> Crew<E> {
             // Not joined or detached: the thread does not exist here, and libc would touch its former stack.
             *handle = None;
         }
-        (roster.alive, roster.asleep, roster.retry_ns) = (0, 0, 0);
+        (roster.alive, roster.asleep, roster.retry_ns, roster.watching) = (0, 0, 0, false);
         shared.helpers.iter().for_each(|helper| helper.thread.store(0, Ordering::Relaxed));
         shared.places.iter().for_each(|place| place.job.reset());
         shared.revocation.store(0, Ordering::Relaxed);
@@ -429,7 +463,8 @@ impl<E: Employer> Crew<E> {
     /// Size of the next chunk of `place` in grains.
     fn chunk(&self, place: &Place, operation: Operation) -> usize {
         let rate = self.shared.rates[operation.index()].load(Ordering::Relaxed);
-        let takers = self.helper_threads().count() + 1;
+        let helpers = &self.shared.helpers[..MAX_HELPERS];
+        let takers = 1 + helpers.iter().filter(|helper| helper.thread.load(Ordering::Relaxed) != 0).count();
         let waiting = place.waiting.load(Ordering::Relaxed);
         chunk_bytes(operation.grain(), rate, place.job.left() * GRAIN, takers, waiting) / GRAIN
     }
@@ -542,32 +577,84 @@ impl<E: Employer> Crew<E> {
 
     /// Starts one more helper. Returns whether that was possible.
     fn start_helper(&self, roster: &mut Roster) -> bool {
+        let free = |&number: &usize| self.shared.helpers[number].thread.load(Ordering::Acquire) == 0;
+        let Some(number) = (0..MAX_HELPERS).find(free) else { return false };
+        let started = self.start(roster, number, format!("pagecrew/{number}"), move |crew| crew.help(number));
+        if started {
+            roster.alive += 1;
+            self.counters().helper_starts.add(1);
+        }
+        started
+    }
+
+    /// Starts thread `number` of the crew with a life of its own. Returns whether that was possible.
+    fn start(
+        &self,
+        roster: &mut Roster,
+        number: usize,
+        name: String,
+        life: impl FnOnce(&Crew<E>) + Send + 'static,
+    ) -> bool {
         let now = clock::now_ns();
         if roster.stop || now < roster.retry_ns {
             return false;
         }
-        let Some(number) =
-            (0..MAX_HELPERS).find(|&number| self.shared.helpers[number].thread.load(Ordering::Acquire) == 0)
-        else {
-            return false;
-        };
+        let place = &self.shared.helpers[number];
         // Marked as taken until the thread has written its own number.
-        self.shared.helpers[number].thread.store(-1, Ordering::Release);
+        place.thread.store(-1, Ordering::Release);
         let crew = Crew { shared: self.shared.clone(), owner: false };
-        match thread::spawn(format!("pagecrew/{number}"), move || crew.help(number)) {
+        let body = move || {
+            let me = &crew.shared.helpers[number];
+            let inside = 0u8;
+            me.stack.store((&raw const inside) as usize, Ordering::Release);
+            me.thread.store(sched::thread_id(), Ordering::Release);
+            // The program's descriptors are its own: what this thread opens takes no number of theirs, and nobody closes it.
+            let _ = thread::leave_descriptors();
+            life(&crew);
+        };
+        match thread::spawn(name, body) {
             Ok(handle) => {
-                // A former helper of this number has ended or is about to.
+                // A former thread of this number has ended or is about to.
                 if let Some(former) = roster.handles[number].replace(handle) {
                     former.detach();
                 }
-                roster.alive += 1;
-                self.counters().helper_starts.add(1);
                 true
             }
             Err(_) => {
-                self.shared.helpers[number].thread.store(0, Ordering::Release);
+                place.thread.store(0, Ordering::Release);
                 roster.retry_ns = now + 1_000_000_000;
                 false
+            }
+        }
+    }
+
+    /// The life of the watcher.
+    fn watch_over(&self) {
+        let _ = sched::set_affinity(&self.shared.cpus);
+        // It has little to do and should come to it soon. Where the kernel doesn't know of slices, it comes a little later.
+        let _ = sched::set_slice(WATCHER_SLICE_NS);
+        let mut last_work = clock::now_ns();
+        loop {
+            let seen = lock(&self.shared.roster).watch_calls;
+            let tick = self.employer().watch(self);
+            let pause = match tick {
+                Tick::Again => Duration::ZERO,
+                Tick::Wait(pause) => pause,
+                Tick::Rest => LINGER,
+            };
+            let now = clock::now_ns();
+            if tick != Tick::Rest {
+                last_work = now;
+            }
+            let mut roster = lock(&self.shared.roster);
+            let lingered = Duration::from_nanos(now - last_work) >= LINGER;
+            if roster.stop || (lingered && roster.watch_calls == seen) {
+                roster.watching = false;
+                self.shared.helpers[WATCHER].thread.store(0, Ordering::Release);
+                return;
+            }
+            if roster.watch_calls == seen && pause > Duration::ZERO {
+                drop(self.shared.wake_watcher.wait_timeout(roster, pause));
             }
         }
     }
@@ -575,14 +662,9 @@ impl<E: Employer> Crew<E> {
     /// The life of helper `number`.
     fn help(&self, number: usize) {
         let me = &self.shared.helpers[number];
-        let inside = 0u8;
-        me.stack.store((&raw const inside) as usize, Ordering::Release);
-        me.thread.store(sched::thread_id(), Ordering::Release);
         let node = number % self.shared.topology.nodes();
         self.settle_on(node);
         let _ = sched::set_class(0, Class::Idle);
-        // The program's descriptors are its own: what this thread opens takes no number of theirs, and nobody closes it.
-        let _ = thread::leave_descriptors();
         self.revocation();
         let mut quota_read = 0;
         let mut last_work = clock::now_ns();
@@ -678,6 +760,7 @@ impl<E: Employer> Drop for Crew<E> {
             roster.stop = true;
             roster.calls += 1;
             self.shared.wake.notify_all();
+            self.shared.wake_watcher.notify_all();
             roster.handles.iter_mut().filter_map(Option::take).collect()
         };
         for handle in handles {

@@ -1,4 +1,4 @@
-//! What a region consists of, and what its crew does for it: the zones, the retention, the background tick.
+//! What a region consists of, and what its crew does for it: the zones, the retention and its watcher, the zeroing ahead.
 //!
 //! Lock order: a zone's map, then nothing. No lock is held while the crew is called.
 
@@ -19,13 +19,13 @@ use std::time::Duration;
 
 /// Memory that is retained without a helper that watches over it: less than a new thread is worth.
 const UNWATCHED: usize = 32 << 20;
-/// What the tick zeroes at a time.
+/// What a helper zeroes ahead at a time.
 const ZERO_STEP: usize = 4 << 20;
 /// Zeroing less than this is done by the caller alone, through the caches.
 const ZERO_SOON: usize = 4 << 20;
 /// A free range at least this long is looked at for pages that were never touched before it is zeroed.
 const SCAN_LEAST: usize = 4 << 20;
-/// How often the tick looks at the signals while the program is active, and how long an idle program lets it sleep at most.
+/// How often the watcher looks at the signals while the program is active, and how long an idle program lets it sleep at most.
 const ACTIVE_PAUSE: Duration = Duration::from_millis(20);
 const IDLE_PAUSE: Duration = Duration::from_secs(1);
 /// The shortest pause: near a limit of the machine or the control group, and where little is retained.
@@ -66,19 +66,26 @@ pub(super) struct Inner {
     in_use: usize,
 }
 
-/// What the tick remembers.
-struct Background {
+/// What the watcher remembers.
+struct Watch {
     signals: SignalReader,
     low_water: LowWater,
-    demand: ZeroDemand,
     /// Memory of the program outside the region at the last look.
     outside: usize,
+}
+
+impl Watch {
+    fn new(options: &Options, now: u64) -> Watch {
+        Watch { signals: SignalReader::new(), low_water: LowWater::new(options.decay, now), outside: 0 }
+    }
 }
 
 /// What the signals say.
 struct Sample {
     /// How much more is retained than may be.
     excess: usize,
+    /// How much may be free and backed, on its way back or not.
+    bound: usize,
     /// Whether the machine or the control group is the reason.
     pressure: bool,
 }
@@ -99,7 +106,7 @@ pub struct Core {
     peak_in_use: AtomicUsize,
     /// The most that was in use since the last look at the signals.
     recent_in_use: AtomicUsize,
-    /// The least that was retained since the last tick.
+    /// The least that was retained since the watcher's last look.
     least_retained: AtomicUsize,
     /// The most that the program ever had live, as far as seen.
     peak_live: AtomicUsize,
@@ -109,14 +116,14 @@ pub struct Core {
     machine: usize,
     largest: usize,
     last_call_ns: AtomicU64,
-    /// When the tick will run by itself; `u64::MAX` when it is running.
-    next_tick_ns: AtomicU64,
-    /// Zeroed bytes asked for since the last tick, and whether any ever were.
+    /// When the watcher will look by itself; `u64::MAX` while it looks, 0 when it rests.
+    next_look_ns: AtomicU64,
+    /// Zeroed bytes asked for since a helper last zeroed ahead, and whether any ever were.
     zeroes_wanted: AtomicUsize,
     wants_zeroes: AtomicBool,
-    /// Bytes zeroed ahead that were used where zeroes were not needed, since the last tick.
+    /// Bytes zeroed ahead that were used where zeroes were not needed, since then.
     zeroes_wasted: AtomicUsize,
-    /// Stops the zeroing that the tick is at.
+    /// Stops the zeroing ahead that a helper is at.
     zeroing_revoked: AtomicU32,
     revocable: AtomicBool,
     moved: AtomicUsize,
@@ -124,7 +131,8 @@ pub struct Core {
     near_limit: AtomicBool,
     /// Whether the control group has no room for memory that waits for its way back.
     cramped: AtomicBool,
-    background: Mutex<Background>,
+    watch: Mutex<Watch>,
+    demand: Mutex<ZeroDemand>,
     guards_work: bool,
 }
 
@@ -192,12 +200,7 @@ impl Core {
         }
         stats.set_zone_count(zones.len());
         let now = clock::now_ns();
-        let background = Background {
-            signals: SignalReader::new(),
-            low_water: LowWater::new(options.decay, now),
-            demand: ZeroDemand::default(),
-            outside: 0,
-        };
+        let watch = Watch::new(&options, now);
         Ok(Core {
             guards_work: guards_work(),
             options,
@@ -217,7 +220,7 @@ impl Core {
             machine: total,
             largest,
             last_call_ns: AtomicU64::new(now),
-            next_tick_ns: AtomicU64::new(0),
+            next_look_ns: AtomicU64::new(0),
             zeroes_wanted: AtomicUsize::new(0),
             wants_zeroes: AtomicBool::new(false),
             zeroes_wasted: AtomicUsize::new(0),
@@ -226,7 +229,8 @@ impl Core {
             moved: AtomicUsize::new(0),
             near_limit: AtomicBool::new(true),
             cramped: AtomicBool::new(false),
-            background: Mutex::new(background),
+            watch: Mutex::new(watch),
+            demand: Mutex::new(ZeroDemand::default()),
         })
     }
 
@@ -415,7 +419,7 @@ impl Core {
     }
 
     /// How much may be retained once the program has freed `bytes`. On the program's own threads the target only follows what is
-    /// freed and what comes into use; the tick corrects it by what the process and the machine really have. No file is read here:
+    /// freed and what comes into use; the watcher corrects it by what the process and the machine really have. No file is read here:
     /// the program's descriptors and its stacks, however small, are its own.
     pub fn target_after_free(&self, bytes: usize) -> usize {
         if self.cramped.load(Ordering::Relaxed) {
@@ -463,13 +467,13 @@ impl Core {
 
     /// Reads the signals and computes the target. `None` if memory was freed or reused meanwhile, so that what was read does not
     /// belong together: the target keeps following what is freed and reused.
-    fn sample(&self, background: &mut Background, now: u64) -> Option<Sample> {
+    fn sample(&self, watch: &mut Watch, now: u64) -> Option<Sample> {
         // What is on its way back is free already, as far as the program is concerned.
         let free = || self.retained() + self.discarding();
         let before = free();
         // Without /proc, nothing is known of the program, and nothing is retained.
-        let read = background.signals.read(before, now);
-        self.near_limit.store(background.signals.near_limit(), Ordering::Relaxed);
+        let read = watch.signals.read(before, now);
+        self.near_limit.store(watch.signals.near_limit(), Ordering::Relaxed);
         if free() != before {
             return None;
         }
@@ -480,8 +484,8 @@ impl Core {
             let most_used = self.recent_in_use.swap(used, Ordering::Relaxed);
             let seen = signals.peak_live(used, most_used, first);
             let peak = self.peak_live.fetch_max(seen, Ordering::Relaxed).max(seen);
-            let outside = std::mem::replace(&mut background.outside, signals.outside(used));
-            growth = if first { 0 } else { expected_growth(outside, background.outside) };
+            let outside = std::mem::replace(&mut watch.outside, signals.outside(used));
+            growth = if first { 0 } else { expected_growth(outside, watch.outside) };
             self.cramped.store(signals.cramped(peak), Ordering::Relaxed);
             signals.retain_target(peak, self.options.retain).saturating_sub(growth)
         });
@@ -493,7 +497,7 @@ impl Core {
         // A hole cut for a few megabytes keeps a large span from fitting where it was, and costs all of it in page faults.
         let slack = if pressure || growth > 0 { 0 } else { self.slack(retained) };
         let excess = retained.saturating_sub(target);
-        Some(Sample { excess: if excess > slack { excess } else { 0 }, pressure })
+        Some(Sample { excess: if excess > slack { excess } else { 0 }, bound: target + slack, pressure })
     }
 
     /// Discards retained memory until no more than `target` is retained. Returns the bytes.
@@ -547,27 +551,32 @@ impl Core {
         }
     }
 
-    /// Sees to it that a helper watches over what is retained, and starts zeroing where zeroes are in demand.
+    /// Sees to it that the watcher looks at what is retained, and starts zeroing where zeroes are in demand.
     pub fn wake(&self, crew: &RegionCrew, freed: usize) {
+        if self.options.zero && freed >= ZERO_STEP && self.wants_zeroes.load(Ordering::Relaxed) {
+            crew.call(0, Operation::Zero);
+        }
         let retained = self.retained();
-        let due = self.next_tick_ns.load(Ordering::Relaxed);
-        let zero_now = self.options.zero && freed >= ZERO_STEP && self.wants_zeroes.load(Ordering::Relaxed);
+        let due = self.next_look_ns.load(Ordering::Relaxed);
         let late = retained >= UNWATCHED && due > clock::now_ns() + 2 * ACTIVE_PAUSE.as_nanos() as u64;
         // Room may come back: the limit is raised, others leave the group.
         let cramped = self.cramped.load(Ordering::Relaxed);
-        if (zero_now && due != u64::MAX) || late || ((retained >= UNWATCHED || cramped) && due == 0) {
-            crew.call(0, Operation::Zero);
+        if (late || ((retained >= UNWATCHED || cramped) && due == 0)) && !crew.watch() {
+            self.discard_down_to(crew, UNWATCHED);
         }
     }
 
     /// Zeroes one step of dirty memory ahead of time. Returns whether there was anything to do.
-    fn zero_ahead(&self, background: &mut Background, crew: &RegionCrew, now: u64) -> bool {
+    fn zero_ahead(&self, crew: &RegionCrew, now: u64) -> bool {
         let wanted = self.zeroes_wanted.swap(0, Ordering::Relaxed);
+        let wasted = self.zeroes_wasted.swap(0, Ordering::Relaxed);
+        let mut demand = lock(&self.demand);
         if wanted > 0 {
-            background.demand.note(wanted, now);
+            demand.note(wanted, now);
         }
-        background.demand.wasted(self.zeroes_wasted.swap(0, Ordering::Relaxed));
-        let goal = background.demand.goal(now);
+        demand.wasted(wasted);
+        let goal = demand.goal(now);
+        drop(demand);
         if goal == 0 {
             self.wants_zeroes.store(false, Ordering::Relaxed);
         }
@@ -684,16 +693,12 @@ impl Core {
     /// # Safety
     /// Called by the child's only thread, with no lock held.
     pub unsafe fn after_fork(&self) {
-        // A helper or another thread of the parent may have held this lock; it does not exist here.
+        // The watcher or a helper of the parent may have held these locks; it does not exist here.
         // SAFETY: by the function's own contract, nobody is inside or waiting.
         unsafe {
-            let background = Background {
-                signals: SignalReader::new(),
-                low_water: LowWater::new(self.options.decay, clock::now_ns()),
-                demand: ZeroDemand::default(),
-                outside: 0,
-            };
-            std::ptr::write((&raw const self.background).cast_mut(), Mutex::new(background));
+            let watch = Watch::new(&self.options, clock::now_ns());
+            std::ptr::write((&raw const self.watch).cast_mut(), Mutex::new(watch));
+            std::ptr::write((&raw const self.demand).cast_mut(), Mutex::new(ZeroDemand::default()));
             let _ = self.stats.detach();
         }
         for zone in &self.zones {
@@ -711,7 +716,7 @@ impl Core {
         }
         self.peak_live.store(0, Ordering::Relaxed);
         self.target.store(0, Ordering::Relaxed);
-        self.next_tick_ns.store(0, Ordering::Relaxed);
+        self.next_look_ns.store(0, Ordering::Relaxed);
         self.revocable.store(false, Ordering::Relaxed);
         self.cramped.store(false, Ordering::Relaxed);
         self.near_limit.store(true, Ordering::Relaxed);
@@ -740,35 +745,41 @@ impl Employer for Core {
     }
 
     fn tick(&self, crew: &RegionCrew) -> Tick {
-        self.next_tick_ns.store(u64::MAX, Ordering::Relaxed);
+        if self.zero_ahead(crew, clock::now_ns()) { Tick::Again } else { Tick::Rest }
+    }
+
+    fn watch(&self, crew: &RegionCrew) -> Tick {
+        self.next_look_ns.store(u64::MAX, Ordering::Relaxed);
         let now = clock::now_ns();
-        let mut background = lock(&self.background);
+        let mut watch = lock(&self.watch);
         let retained = self.retained();
         let least = self.least_retained.swap(retained, Ordering::Relaxed).min(retained);
-        background.low_water.note(least, now);
-        background.low_water.note(retained, now);
-        if retained > 0 || self.cramped.load(Ordering::Relaxed) {
-            let surplus = background.low_water.surplus(retained);
-            let sample = self.sample(&mut background, now);
-            let excess = sample.as_ref().map_or(0, |sample| sample.excess).max(surplus);
-            if excess > 0 {
-                // The lock is not held while others are called.
-                drop(background);
-                let gone = self.discard_down_to(crew, self.retained().saturating_sub(excess));
-                lock(&self.background).low_water.discarded(gone);
-                if sample.is_some_and(|sample| sample.pressure && sample.excess >= surplus) {
-                    self.counters().pressure_trims.add(1);
-                } else {
-                    self.counters().decayed_bytes.add(gone.min(surplus) as u64);
-                }
-                return if gone > 0 { Tick::Again } else { self.pause(now, retained) };
+        watch.low_water.note(least, now);
+        watch.low_water.note(retained, now);
+        if retained + self.discarding() == 0 && !self.cramped.load(Ordering::Relaxed) {
+            return self.pause(now, retained);
+        }
+        let surplus = watch.low_water.surplus(retained);
+        let sample = self.sample(&mut watch, now);
+        // The lock is not held while others are called.
+        drop(watch);
+        let mut again = false;
+        let excess = sample.as_ref().map_or(0, |sample| sample.excess).max(surplus);
+        if excess > 0 {
+            let gone = self.discard_down_to(crew, self.retained().saturating_sub(excess));
+            lock(&self.watch).low_water.discarded(gone);
+            if sample.as_ref().is_some_and(|sample| sample.pressure && sample.excess >= surplus) {
+                self.counters().pressure_trims.add(1);
+            } else {
+                self.counters().decayed_bytes.add(gone.min(surplus) as u64);
             }
+            again = gone > 0;
         }
-        if self.zero_ahead(&mut background, crew, now) {
-            return Tick::Again;
+        if let Some(sample) = sample {
+            // What only lacks need may take its time; what there should not be is taken care of even where helpers get no CPU.
+            crew.assist(Operation::Discard, || self.retained() + self.discarding() <= sample.bound);
         }
-        drop(background);
-        self.pause(now, retained)
+        if again { Tick::Again } else { self.pause(now, retained) }
     }
 
     fn counters(&self) -> &Counters {
@@ -777,22 +788,23 @@ impl Employer for Core {
 }
 
 impl Core {
-    /// When the tick should run next.
+    /// When the watcher should look next.
     fn pause(&self, now: u64, retained: usize) -> Tick {
         let active = now < self.last_call_ns.load(Ordering::Relaxed) + ACTIVE_NS;
         let cramped = active && self.cramped.load(Ordering::Relaxed);
-        if retained == 0 && !cramped {
-            self.next_tick_ns.store(0, Ordering::Relaxed);
+        let discarding = self.discarding();
+        if retained + discarding == 0 && !cramped {
+            self.next_look_ns.store(0, Ordering::Relaxed);
             return Tick::Rest;
         }
         // A program that grows outside the region may use up what retention may exceed its target by before the next look.
         let lead = Duration::from_micros((self.slack(retained) / GROWTH_PER_US) as u64);
-        let pause = match (active, retained) {
-            (_, 0) => IDLE_PAUSE,
-            (true, _) => lead.clamp(NEAR_PAUSE, ACTIVE_PAUSE),
-            (false, _) => IDLE_PAUSE.min((self.options.decay / 8).max(ACTIVE_PAUSE)),
+        let pause = match active {
+            true if retained + discarding == 0 => IDLE_PAUSE,
+            true => lead.clamp(NEAR_PAUSE, ACTIVE_PAUSE),
+            false => IDLE_PAUSE.min((self.options.decay / 8).max(ACTIVE_PAUSE)),
         };
-        self.next_tick_ns.store(now + pause.as_nanos() as u64, Ordering::Relaxed);
+        self.next_look_ns.store(now + pause.as_nanos() as u64, Ordering::Relaxed);
         Tick::Wait(pause)
     }
 }
