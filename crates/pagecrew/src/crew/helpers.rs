@@ -1,9 +1,13 @@
 //! The crew: a board of jobs, the helper threads that work on it, and a watcher.
 //!
 //! Helpers do the heavy work in the idle class: they get what CPU time nobody else wants. The watcher does next to nothing, in the
-//! ordinary class: it looks at the signals, and sees to it that what the employer keeps stays within its bounds even where
-//! helpers get no CPU time at all.
+//! ordinary class: it looks at the signals, tells the employer what helpers have finished, and sees to it that what the employer
+//! keeps stays within its bounds even where helpers get no CPU time at all.
+//!
+//! **A helper takes no lock that anybody else waits for.** It may be stopped at any instruction for as long as others want the CPU, so
+//! it announces, hands over and rings by atomics, and whatever needs a lock is done by others.
 
+use super::bell::Bell;
 use super::boost::Boost;
 use super::governor::{Demand, MAX_HELPERS, Means, chunk_bytes, helpers_wanted};
 use super::job::{Chunk, GRAIN, Job, Left};
@@ -16,7 +20,7 @@ use crate::sys::topology::Topology;
 use crate::sys::{cgroup, clock, membarrier, rseq};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Jobs that can be open at a time. More than that are done by whoever brings them.
@@ -47,10 +51,10 @@ pub struct Task {
     pub report: bool,
 }
 
-/// What a helper does next when the board is empty, or the watcher when it has looked.
+/// What the watcher does next when it has looked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tick {
-    /// Something was done; look again at once.
+    /// Look again at once.
     Again,
     /// Nothing to do before this much time has passed.
     Wait(Duration),
@@ -60,11 +64,12 @@ pub enum Tick {
 
 /// Who has the work done: hears when a job is finished and decides what helpers do when nobody waits.
 pub trait Employer: Send + Sync + Sized + 'static {
-    /// The last thread at `task` has left it: the range belongs to the employer again.
+    /// The last thread at `task` has left it: the range belongs to the employer again. Not called by helpers, as long as there is a
+    /// watcher.
     fn finished(&self, task: Task);
 
-    /// Called by one helper at a time whenever the board is empty.
-    fn tick(&self, crew: &Crew<Self>) -> Tick;
+    /// Called by helpers when the board is empty. Returns whether there was something to do; takes no lock.
+    fn work_ahead(&self, crew: &Crew<Self>) -> bool;
 
     /// Called by the watcher, after [`Crew::watch`] and then whenever the time that it returned has passed.
     fn watch(&self, crew: &Crew<Self>) -> Tick;
@@ -87,8 +92,8 @@ impl Idle {
 impl Employer for Idle {
     fn finished(&self, _: Task) {}
 
-    fn tick(&self, _: &Crew<Idle>) -> Tick {
-        Tick::Rest
+    fn work_ahead(&self, _: &Crew<Idle>) -> bool {
+        false
     }
 
     fn watch(&self, _: &Crew<Idle>) -> Tick {
@@ -117,16 +122,8 @@ struct Helper {
     boost: Boost,
 }
 
-/// Who is there, and who sleeps. Under one lock, so that a call is never missed.
-struct Roster {
-    alive: usize,
-    asleep: usize,
-    /// Counted up by each call; a helper that saw an older number looks at the board again before it sleeps.
-    calls: u64,
-    /// The same for the watcher.
-    watch_calls: u64,
-    watching: bool,
-    stop: bool,
+/// What starting threads takes. Only threads that start some hold its lock.
+struct Starting {
     /// A thread could not be started; not tried again before this time.
     retry_ns: u64,
     handles: [Option<Thread>; THREADS],
@@ -149,11 +146,11 @@ struct Shared<E> {
     // On the heap, and built there: the first large request may come from a thread with a stack of a few kilobytes.
     places: Box<[Place]>,
     helpers: Box<[Helper]>,
-    roster: Mutex<Roster>,
-    wake: Condvar,
-    wake_watcher: Condvar,
-    /// The helper that asks the employer, while the others only work on the board.
-    ticking: Mutex<()>,
+    /// Where helpers listen, and where the watcher does.
+    bell: Bell,
+    watcher_bell: Bell,
+    starting: Mutex<Starting>,
+    stop: AtomicBool,
     /// Bytes a microsecond of each operation, one thread, as last measured.
     rates: [AtomicUsize; OPERATIONS],
     limit: Option<usize>,
@@ -171,15 +168,15 @@ pub struct Crew<E: Employer> {
     owner: bool,
 }
 
-/// Holds the crew still while the process forks.
+/// Has no thread started while the process forks.
 pub struct ForkGuard<'c> {
-    roster: MutexGuard<'c, Roster>,
+    starting: MutexGuard<'c, Starting>,
 }
 
 impl ForkGuard<'_> {
     /// From now on, no helper is started any more.
     pub fn no_more_helpers(&mut self) {
-        self.roster.retry_ns = u64::MAX;
+        self.starting.retry_ns = u64::MAX;
     }
 }
 
@@ -203,19 +200,10 @@ impl<E: Employer> Crew<E> {
             helpers: (0..THREADS)
                 .map(|_| Helper { thread: AtomicI32::new(0), stack: AtomicUsize::new(0), boost: Boost::new() })
                 .collect(),
-            roster: Mutex::new(Roster {
-                alive: 0,
-                asleep: 0,
-                calls: 0,
-                watch_calls: 0,
-                watching: false,
-                stop: false,
-                retry_ns: 0,
-                handles: std::array::from_fn(|_| None),
-            }),
-            wake: Condvar::new(),
-            wake_watcher: Condvar::new(),
-            ticking: Mutex::new(()),
+            bell: Bell::new(),
+            watcher_bell: Bell::new(),
+            starting: Mutex::new(Starting { retry_ns: 0, handles: std::array::from_fn(|_| None) }),
+            stop: AtomicBool::new(false),
             rates: std::array::from_fn(|_| AtomicUsize::new(FIRST_RATE)),
             limit,
             cpus,
@@ -304,6 +292,7 @@ impl<E: Employer> Crew<E> {
     pub fn assist(&self, operation: Operation, mut enough: impl FnMut() -> bool) -> bool {
         let begin = clock::now_ns();
         let mut helped = false;
+        self.collect();
         for place in &self.shared.places {
             if enough() {
                 break;
@@ -343,34 +332,48 @@ impl<E: Employer> Crew<E> {
         if wanted == 0 {
             return false;
         }
-        let mut roster = lock(&self.shared.roster);
-        roster.calls += 1;
-        (0..wanted.min(roster.asleep)).for_each(|_| self.shared.wake.notify_one());
-        let missing = wanted.saturating_sub(roster.alive);
-        for _ in 0..missing {
-            if !self.start_helper(&mut roster) {
-                break;
-            }
+        let listeners = self.shared.bell.ring(wanted);
+        if listeners >= wanted {
+            return true;
         }
-        roster.alive > 0
+        let mut starting = lock(&self.shared.starting);
+        while self.shared.bell.listeners() < wanted && self.start_helper(&mut starting) {}
+        self.shared.bell.listeners() > 0
     }
 
     /// Has the watcher look, now and then as [`Employer::watch`] says. Returns whether there is one.
     pub fn watch(&self) -> bool {
-        let mut roster = lock(&self.shared.roster);
-        roster.watch_calls += 1;
-        if !roster.watching && self.shared.limit != Some(0) {
-            let started = self.start(&mut roster, WATCHER, "pagecrew/watch".to_owned(), Crew::watch_over);
-            roster.watching = started;
-        } else {
-            self.shared.wake_watcher.notify_one();
+        self.ring_watcher() || self.start_watcher()
+    }
+
+    /// Has the watcher look, if there is one: what a helper may call.
+    pub fn ring_watcher(&self) -> bool {
+        self.shared.watcher_bell.ring(1) > 0
+    }
+
+    /// Starts the watcher, if there is none. Returns whether there is one.
+    fn start_watcher(&self) -> bool {
+        if self.shared.limit == Some(0) {
+            return false;
         }
-        roster.watching
+        let mut starting = lock(&self.shared.starting);
+        let bell = &self.shared.watcher_bell;
+        bell.listeners() > 0 || self.start(&mut starting, WATCHER, bell, "pagecrew/watch".to_owned(), Crew::watch_over)
+    }
+
+    /// Tells the employer what helpers have finished.
+    pub fn collect(&self) {
+        for place in self.shared.places.iter().filter(|place| place.job.take_over()) {
+            // SAFETY: this thread has taken the place over, so it is nobody else's.
+            let task = unsafe { *place.task.get() };
+            place.job.release();
+            self.employer().finished(task);
+        }
     }
 
     /// Whether the crew's lock is held by nobody at this moment.
     pub fn unlocked(&self) -> bool {
-        self.shared.roster.try_lock().is_ok()
+        self.shared.starting.try_lock().is_ok()
     }
 
     /// Whether every thread has come as far as to say which thread it is.
@@ -411,9 +414,9 @@ impl<E: Employer> Crew<E> {
         }
     }
 
-    /// Holds helpers' comings and goings still, for `fork`.
+    /// Has no thread started until the guard is dropped, for `fork`.
     pub fn hold_for_fork(&self) -> ForkGuard<'_> {
-        ForkGuard { roster: lock(&self.shared.roster) }
+        ForkGuard { starting: lock(&self.shared.starting) }
     }
 
     /// Makes the crew of a forked child a new one: no helpers, an empty board. Jobs that were open in the parent are forgotten.
@@ -422,18 +425,17 @@ impl<E: Employer> Crew<E> {
     /// Called in the child by its only thread, after the guard of [`Crew::hold_for_fork`] was dropped.
     pub unsafe fn forget_helpers(&self) {
         let shared = &self.shared;
-        let mut roster = lock(&shared.roster);
-        for handle in &mut roster.handles {
+        let mut starting = lock(&shared.starting);
+        for handle in &mut starting.handles {
             // Not joined or detached: the thread does not exist here, and libc would touch its former stack.
             *handle = None;
         }
-        (roster.alive, roster.asleep, roster.retry_ns, roster.watching) = (0, 0, 0, false);
+        starting.retry_ns = 0;
+        shared.bell.reset();
+        shared.watcher_bell.reset();
         shared.helpers.iter().for_each(|helper| helper.thread.store(0, Ordering::Relaxed));
         shared.places.iter().for_each(|place| place.job.reset());
         shared.revocation.store(0, Ordering::Relaxed);
-        // A helper may have held this lock when the process forked; it will never come back to open it.
-        // SAFETY: this is the only thread, so nobody can be inside or waiting.
-        unsafe { std::ptr::write((&raw const shared.ticking).cast_mut(), Mutex::new(())) };
     }
 
     fn counters(&self) -> &Counters {
@@ -452,6 +454,10 @@ impl<E: Employer> Crew<E> {
 
     /// Opens a place for `task`; `None` if all are taken.
     fn open(&self, task: Task, waiting: bool) -> Option<&Place> {
+        // Helpers hand what they have finished over to it.
+        if task.report && self.shared.watcher_bell.listeners() == 0 {
+            self.start_watcher();
+        }
         let place = self.shared.places.iter().find(|place| place.job.claim())?;
         // SAFETY: the phase is `Setup`, which belongs to this thread.
         unsafe { *place.task.get() = task };
@@ -512,12 +518,29 @@ impl<E: Employer> Crew<E> {
         }
     }
 
+    /// Leaves a job as a thread that may take locks.
     fn leave(&self, place: &Place, task: Task) {
         if place.job.leave() == Left::Last {
             place.job.release();
             if task.report {
                 self.employer().finished(task);
             }
+        }
+    }
+
+    /// Leaves a job as a helper.
+    fn leave_as_helper(&self, place: &Place, task: Task) {
+        if place.job.leave() == Left::Open {
+            return;
+        }
+        if !task.report {
+            place.job.release();
+            return;
+        }
+        place.job.hand_over();
+        if !self.ring_watcher() {
+            // No thread could be started for it.
+            self.collect();
         }
     }
 
@@ -576,29 +599,31 @@ impl<E: Employer> Crew<E> {
     }
 
     /// Starts one more helper. Returns whether that was possible.
-    fn start_helper(&self, roster: &mut Roster) -> bool {
+    fn start_helper(&self, starting: &mut Starting) -> bool {
         let free = |&number: &usize| self.shared.helpers[number].thread.load(Ordering::Acquire) == 0;
         let Some(number) = (0..MAX_HELPERS).find(free) else { return false };
-        let started = self.start(roster, number, format!("pagecrew/{number}"), move |crew| crew.help(number));
+        let name = format!("pagecrew/{number}");
+        let started = self.start(starting, number, &self.shared.bell, name, move |crew| crew.help(number));
         if started {
-            roster.alive += 1;
             self.counters().helper_starts.add(1);
         }
         started
     }
 
-    /// Starts thread `number` of the crew with a life of its own. Returns whether that was possible.
+    /// Starts thread `number` of the crew, which listens at `bell` for all its `life`. Returns whether that was possible.
     fn start(
         &self,
-        roster: &mut Roster,
+        starting: &mut Starting,
         number: usize,
+        bell: &Bell,
         name: String,
         life: impl FnOnce(&Crew<E>) + Send + 'static,
     ) -> bool {
         let now = clock::now_ns();
-        if roster.stop || now < roster.retry_ns {
+        if self.shared.stop.load(Ordering::Relaxed) || now < starting.retry_ns {
             return false;
         }
+        bell.join();
         let place = &self.shared.helpers[number];
         // Marked as taken until the thread has written its own number.
         place.thread.store(-1, Ordering::Release);
@@ -615,14 +640,15 @@ impl<E: Employer> Crew<E> {
         match thread::spawn(name, body) {
             Ok(handle) => {
                 // A former thread of this number has ended or is about to.
-                if let Some(former) = roster.handles[number].replace(handle) {
+                if let Some(former) = starting.handles[number].replace(handle) {
                     former.detach();
                 }
                 true
             }
             Err(_) => {
+                bell.unjoin();
                 place.thread.store(0, Ordering::Release);
-                roster.retry_ns = now + 1_000_000_000;
+                starting.retry_ns = now + 1_000_000_000;
                 false
             }
         }
@@ -633,28 +659,28 @@ impl<E: Employer> Crew<E> {
         let _ = sched::set_affinity(&self.shared.cpus);
         // It has little to do and should come to it soon. Where the kernel doesn't know of slices, it comes a little later.
         let _ = sched::set_slice(WATCHER_SLICE_NS);
+        let bell = &self.shared.watcher_bell;
         let mut last_work = clock::now_ns();
         loop {
-            let seen = lock(&self.shared.roster).watch_calls;
+            let heard = bell.hear();
+            self.collect();
             let tick = self.employer().watch(self);
+            let now = clock::now_ns();
             let pause = match tick {
                 Tick::Again => Duration::ZERO,
                 Tick::Wait(pause) => pause,
                 Tick::Rest => LINGER,
             };
-            let now = clock::now_ns();
             if tick != Tick::Rest {
                 last_work = now;
             }
-            let mut roster = lock(&self.shared.roster);
-            let lingered = Duration::from_nanos(now - last_work) >= LINGER;
-            if roster.stop || (lingered && roster.watch_calls == seen) {
-                roster.watching = false;
+            let over = self.shared.stop.load(Ordering::SeqCst) || now - last_work >= LINGER.as_nanos() as u64;
+            if over && bell.end(heard) {
                 self.shared.helpers[WATCHER].thread.store(0, Ordering::Release);
                 return;
             }
-            if roster.watch_calls == seen && pause > Duration::ZERO {
-                drop(self.shared.wake_watcher.wait_timeout(roster, pause));
+            if !over && pause > Duration::ZERO {
+                bell.sleep(heard, pause);
             }
         }
     }
@@ -669,39 +695,23 @@ impl<E: Employer> Crew<E> {
         let mut quota_read = 0;
         let mut last_work = clock::now_ns();
         loop {
-            let seen = lock(&self.shared.roster).calls;
+            let heard = self.shared.bell.hear();
             if clock::now_ns() >= quota_read + 10_000_000_000 {
                 quota_read = clock::now_ns();
                 self.shared.quota_milli.store(cgroup::cpu().map_or(NO_QUOTA, |cpu| cpu.quota_milli), Ordering::Relaxed);
             }
-            if self.work_on_board(number, node) {
+            if self.work_on_board(number, node) || self.employer().work_ahead(self) {
                 last_work = clock::now_ns();
                 continue;
             }
-            // One helper asks the employer; if another is at it, this one only waits for jobs.
-            let tick = match self.shared.ticking.try_lock() {
-                Ok(_asking) => self.employer().tick(self),
-                Err(_) => Tick::Rest,
-            };
-            let pause = match tick {
-                Tick::Again => {
-                    last_work = clock::now_ns();
-                    continue;
-                }
-                Tick::Wait(pause) => pause,
-                Tick::Rest => LINGER,
-            };
-            let mut roster = lock(&self.shared.roster);
-            let lingered = Duration::from_nanos(clock::now_ns() - last_work) >= LINGER;
-            if roster.stop || (tick == Tick::Rest && lingered && roster.calls == seen) {
-                roster.alive -= 1;
+            let over =
+                self.shared.stop.load(Ordering::SeqCst) || clock::now_ns() - last_work >= LINGER.as_nanos() as u64;
+            if over && self.shared.bell.end(heard) {
                 me.thread.store(0, Ordering::Release);
                 return;
             }
-            if roster.calls == seen {
-                roster.asleep += 1;
-                roster = self.shared.wake.wait_timeout(roster, pause).unwrap_or_else(PoisonError::into_inner).0;
-                roster.asleep -= 1;
+            if !over {
+                self.shared.bell.sleep(heard, LINGER);
             }
         }
     }
@@ -722,7 +732,7 @@ impl<E: Employer> Crew<E> {
                 // SAFETY: this thread is inside the job.
                 let task = unsafe { *place.task.get() };
                 if prefer_own && task.node != node && self.shared.topology.nodes() > 1 {
-                    self.leave(place, task);
+                    self.leave_as_helper(place, task);
                     continue;
                 }
                 while let Some(chunk) = place.job.take(self.chunk(place, task.operation), Some(number)) {
@@ -735,7 +745,7 @@ impl<E: Employer> Crew<E> {
                     }
                     place.job.done(number);
                 }
-                self.leave(place, task);
+                self.leave_as_helper(place, task);
             }
         }
         worked
@@ -755,14 +765,10 @@ impl<E: Employer> Drop for Crew<E> {
         if !self.owner {
             return;
         }
-        let handles: Vec<_> = {
-            let mut roster = lock(&self.shared.roster);
-            roster.stop = true;
-            roster.calls += 1;
-            self.shared.wake.notify_all();
-            self.shared.wake_watcher.notify_all();
-            roster.handles.iter_mut().filter_map(Option::take).collect()
-        };
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.bell.ring(THREADS);
+        self.shared.watcher_bell.ring(1);
+        let handles: Vec<_> = lock(&self.shared.starting).handles.iter_mut().filter_map(Option::take).collect();
         for handle in handles {
             handle.join();
         }

@@ -1,7 +1,8 @@
 //! A job: a range that several threads take chunks of, and who may still be at it.
 //!
 //! **Life.** `Free` -claim-> `Setup` -publish-> `Open` -(the last taker leaves and nothing is left to take)-> `Finishing`
-//! -release-> `Free`. `Setup` and `Finishing` belong to one thread alone. In `Open`, the number of threads inside is part of the
+//! -release-> `Free`. `Setup` and `Finishing` belong to one thread alone. A helper that finishes a job of which the employer
+//! has to hear hands it over to the first thread of the ordinary class that takes it over: telling the employer takes locks. In `Open`, the number of threads inside is part of the
 //! same word as the phase, so that entering and ending exclude each other.
 //!
 //! **Announcing before taking.** A helper writes down which chunk it is about to take *before* it moves the cursor past it. So
@@ -19,6 +20,8 @@ const FREE: u64 = 0;
 const SETUP: u64 = 1 << 62;
 const OPEN: u64 = 2 << 62;
 const FINISHING: u64 = 3 << 62;
+/// Finished by a helper, and nobody's until it is taken over.
+const HANDED_OVER: u64 = FINISHING | 1;
 
 /// A chunk of a job: where it begins and how long it is, in grains from the start of the range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,6 +166,17 @@ impl<const WORKERS: usize> Job<WORKERS> {
         }
     }
 
+    /// Leaves a job that this thread has to finish to another one.
+    pub fn hand_over(&self) {
+        self.state.store(HANDED_OVER, Ordering::Release);
+    }
+
+    /// Takes over what a helper has finished: this thread has to release it then.
+    pub fn take_over(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == HANDED_OVER
+            && self.state.compare_exchange(HANDED_OVER, FINISHING, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
     /// Gives a finished place free.
     pub fn release(&self) {
         self.state.store(FREE, Ordering::Release);
@@ -218,6 +232,21 @@ mod tests {
         assert!(job.has_chunks() && job.enter());
         assert!(job.take(1, None).is_some() && job.take(1, None).is_none());
         assert_eq!(job.leave(), Left::Last);
+    }
+
+    #[test]
+    fn a_job_that_was_handed_over_is_taken_over_once() {
+        let job = Job::<1>::new();
+        assert!(job.claim() && !job.take_over());
+        job.publish(1, true);
+        assert!(job.take(1, None).is_some() && !job.take_over());
+        assert_eq!(job.leave(), Left::Last);
+        assert!(!job.take_over());
+        job.hand_over();
+        assert!(!job.claim() && !job.enter() && !job.has_chunks());
+        assert!(job.take_over() && !job.take_over());
+        job.release();
+        assert!(job.is_free());
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //! Source: parallel free of huge memory (Aaron Lu, 2017), whose review asked who pays for the workers, who tunes them, and what
 //! happens when they don't run.
 
+mod bell;
 mod boost;
 mod governor;
 // Under loom only the job protocol is built: the rest of the crew is threads and system calls.

@@ -2,6 +2,7 @@
 //!
 //! Lock order: a zone's map, then nothing. No lock is held while the crew is called.
 
+use super::ahead::{Ahead, Done};
 use super::arena::{self, Arena, ZONE_ALIGN};
 use super::options::Options;
 use super::policy::{LowWater, ZeroDemand, expected_growth};
@@ -12,7 +13,7 @@ use crate::stats::{Counters, StatsPage};
 use crate::sys::memory::{self, Advice, Protection, Range};
 use crate::sys::topology::{MAX_NODES, Topology};
 use crate::sys::zero::{self, Use};
-use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, clock, membarrier, pagemap, procfs, sched};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, clock, pagemap, procfs, sched};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -123,8 +124,7 @@ pub struct Core {
     wants_zeroes: AtomicBool,
     /// Bytes zeroed ahead that were used where zeroes were not needed, since then.
     zeroes_wasted: AtomicUsize,
-    /// Stops the zeroing ahead that a helper is at.
-    zeroing_revoked: AtomicU32,
+    ahead: Ahead,
     revocable: AtomicBool,
     moved: AtomicUsize,
     /// Whether a limit is near; until somebody has looked, it may be.
@@ -224,7 +224,7 @@ impl Core {
             zeroes_wanted: AtomicUsize::new(0),
             wants_zeroes: AtomicBool::new(false),
             zeroes_wasted: AtomicUsize::new(0),
-            zeroing_revoked: AtomicU32::new(0),
+            ahead: Ahead::new(),
             revocable: AtomicBool::new(false),
             moved: AtomicUsize::new(0),
             near_limit: AtomicBool::new(true),
@@ -300,6 +300,9 @@ impl Core {
         let len = self.span_len(usable, zone.granule).filter(|_| zone.range.start.is_multiple_of(align))?;
         let mut guard = zone.lock();
         let inner = &mut *guard;
+        if want == Want::Zeroes {
+            self.take_in(zone, inner);
+        }
         let grant = inner.map.allocate(len, usable, align, want, self.can_revoke())?;
         if !self.open_up(zone, inner, &grant.pieces) {
             inner.map.undo(&grant);
@@ -323,11 +326,12 @@ impl Core {
     /// Takes pieces away from the helper that zeroes them, and makes those accessible that are not. Called with the zone locked.
     /// Returns whether the kernel granted it.
     pub fn open_up(&self, zone: &Zone, inner: &mut Inner, pieces: &[Piece]) -> bool {
-        if pieces.iter().any(|piece| matches!(piece.state, State::Zeroing(_))) {
-            self.zeroing_revoked.store(1, Ordering::SeqCst);
-            // Registered when the helper that is zeroing began, which is what made the piece available.
-            let _ = membarrier::restart_sequences();
-            self.counters().stragglers_bypassed.add(1);
+        for piece in pieces {
+            if let State::Zeroing(slot) = piece.state
+                && self.ahead.revoke(slot)
+            {
+                self.counters().stragglers_bypassed.add(1);
+            }
         }
         let reserved =
             pieces.iter().filter(|piece| piece.state == State::Reserved).map(|piece| zone.at(piece.offset, piece.len));
@@ -553,21 +557,22 @@ impl Core {
 
     /// Sees to it that the watcher looks at what is retained, and starts zeroing where zeroes are in demand.
     pub fn wake(&self, crew: &RegionCrew, freed: usize) {
-        if self.options.zero && freed >= ZERO_STEP && self.wants_zeroes.load(Ordering::Relaxed) {
-            crew.call(0, Operation::Zero);
-        }
+        let zeroes = self.options.zero && freed >= ZERO_STEP && self.wants_zeroes.load(Ordering::Relaxed);
         let retained = self.retained();
         let due = self.next_look_ns.load(Ordering::Relaxed);
         let late = retained >= UNWATCHED && due > clock::now_ns() + 2 * ACTIVE_PAUSE.as_nanos() as u64;
         // Room may come back: the limit is raised, others leave the group.
         let cramped = self.cramped.load(Ordering::Relaxed);
-        if (late || ((retained >= UNWATCHED || cramped) && due == 0)) && !crew.watch() {
+        if late {
+            self.next_look_ns.store(0, Ordering::Relaxed);
+        }
+        if (zeroes || late || ((retained >= UNWATCHED || cramped) && due == 0)) && !crew.watch() {
             self.discard_down_to(crew, UNWATCHED);
         }
     }
 
-    /// Zeroes one step of dirty memory ahead of time. Returns whether there was anything to do.
-    fn zero_ahead(&self, crew: &RegionCrew, now: u64) -> bool {
+    /// Sets out dirty memory for helpers to zero, as much as is worth having. Called by the watcher.
+    fn zero_ahead(&self, crew: &RegionCrew, now: u64) {
         let wanted = self.zeroes_wanted.swap(0, Ordering::Relaxed);
         let wasted = self.zeroes_wasted.swap(0, Ordering::Relaxed);
         let mut demand = lock(&self.demand);
@@ -580,32 +585,66 @@ impl Core {
         if goal == 0 {
             self.wants_zeroes.store(false, Ordering::Relaxed);
         }
-        if !self.options.zero || goal == 0 {
-            return false;
+        if !self.options.zero {
+            return;
         }
         self.revocable.store(crew.revocation() && zero::revocable(), Ordering::Relaxed);
-        let zeroed: u64 = self.zones.iter().map(|zone| zone.lock().map.bytes().retained_zeroed).sum();
-        if zeroed as usize >= goal {
-            return false;
+        let zeroed: u64 = self.zones.iter().map(|zone| self.take_in_all(zone)).sum();
+        let mut missing = goal.saturating_sub(zeroed as usize + self.ahead.under_way());
+        let mut set_out = false;
+        for zone in &self.zones {
+            let mut inner = zone.lock();
+            while missing > 0
+                && self.ahead.set_out(|slot| {
+                    let (offset, len) = inner.map.begin_zeroing(ZERO_STEP, slot)?;
+                    missing = missing.saturating_sub(len);
+                    Some(zone.at(offset, len))
+                })
+            {
+                set_out = true;
+            }
+            self.publish(zone, &mut inner);
         }
-        self.zones.iter().any(|zone| self.zero_step(zone))
+        if set_out {
+            crew.call(0, Operation::Zero);
+        }
     }
 
-    /// Zeroes one step of a zone's dirty memory.
-    fn zero_step(&self, zone: &Zone) -> bool {
+    /// Takes in what helpers have zeroed of a zone. Returns how much of it is zeroed then, in bytes.
+    fn take_in_all(&self, zone: &Zone) -> u64 {
         let mut inner = zone.lock();
-        let Some((offset, len)) = inner.map.begin_zeroing(ZERO_STEP, 0) else { return false };
-        // Under the lock: whoever revokes this piece does so after it has seen the piece, and so after this.
-        self.zeroing_revoked.store(0, Ordering::SeqCst);
-        drop(inner);
+        self.take_in(zone, &mut inner);
+        self.publish(zone, &mut inner);
+        inner.map.bytes().retained_zeroed
+    }
+
+    /// Calls off what is set out for zeroing and not begun, and takes in what is done.
+    pub fn call_off_zeroing(&self) {
+        self.ahead.call_off();
+        self.zones.iter().for_each(|zone| {
+            self.take_in_all(zone);
+        });
+    }
+
+    /// Takes in what helpers have zeroed of a zone, which is locked.
+    fn take_in(&self, zone: &Zone, inner: &mut Inner) {
+        self.ahead.collect(zone.range, |Done { slot, range, whole, took_ns }| {
+            if inner.map.finish_zeroing(range.start - zone.range.start, slot, whole) {
+                self.counters().zeroed_in_background_bytes.add(range.len as u64);
+                self.counters().background_zero_ns.add(took_ns);
+            }
+        });
+    }
+
+    /// Zeroes what is set out, until that is revoked. Returns whether all of it was zeroed, and the nanoseconds that it took.
+    fn zero_piece(&self, range: Range, revoked: &AtomicU32) -> (bool, u64) {
         let begin = clock::now_ns();
-        let range = zone.at(offset, len);
         let zero = |part: Range| {
             // SAFETY: a range in state `Zeroing` is used by nobody else until it is revoked; where it can't be revoked, nobody
             // takes it.
             unsafe {
                 if self.can_revoke() {
-                    zero::zero_unless(part, Use::Later, &self.zeroing_revoked)
+                    zero::zero_unless(part, Use::Later, revoked)
                 } else {
                     zero::zero(part, Use::Later);
                     true
@@ -617,14 +656,7 @@ impl Core {
         if pagemap::with_contents(range, |part| whole = whole && zero(part)).is_err() {
             whole = zero(range);
         }
-        let took = clock::now_ns() - begin;
-        let mut inner = zone.lock();
-        if inner.map.finish_zeroing(offset, 0, whole) {
-            self.counters().zeroed_in_background_bytes.add(len as u64);
-            self.counters().background_zero_ns.add(took);
-        }
-        self.publish(zone, &mut inner);
-        true
+        (whole, clock::now_ns() - begin)
     }
 
     /// Takes note that a span's pages were moved, or that it was mapped anew.
@@ -718,6 +750,7 @@ impl Core {
         self.target.store(0, Ordering::Relaxed);
         self.next_look_ns.store(0, Ordering::Relaxed);
         self.revocable.store(false, Ordering::Relaxed);
+        self.ahead.reset();
         self.cramped.store(false, Ordering::Relaxed);
         self.near_limit.store(true, Ordering::Relaxed);
     }
@@ -744,13 +777,23 @@ impl Employer for Core {
         self.publish(zone, &mut inner);
     }
 
-    fn tick(&self, crew: &RegionCrew) -> Tick {
-        if self.zero_ahead(crew, clock::now_ns()) { Tick::Again } else { Tick::Rest }
+    fn work_ahead(&self, crew: &RegionCrew) -> bool {
+        let worked = self.ahead.work(|range, revoked| self.zero_piece(range, revoked));
+        // In time for the watcher to set more out.
+        if worked && self.ahead.ready() <= 2 {
+            crew.ring_watcher();
+        }
+        worked
     }
 
     fn watch(&self, crew: &RegionCrew) -> Tick {
-        self.next_look_ns.store(u64::MAX, Ordering::Relaxed);
         let now = clock::now_ns();
+        self.zero_ahead(crew, now);
+        let due = self.next_look_ns.load(Ordering::Relaxed);
+        if due != u64::MAX && now < due {
+            return Tick::Wait(Duration::from_nanos(due - now));
+        }
+        self.next_look_ns.store(u64::MAX, Ordering::Relaxed);
         let mut watch = lock(&self.watch);
         let retained = self.retained();
         let least = self.least_retained.swap(retained, Ordering::Relaxed).min(retained);

@@ -17,6 +17,7 @@
 //! Sources: parallel free (Aaron Lu, 2017) and PG_zero (Liang Li, 2020), whose reviewers asked for the memory to be bounded, for
 //! somebody to pay for the CPU, and not to zero what is small and hot.
 
+mod ahead;
 mod arena;
 mod core;
 mod exit;
@@ -412,11 +413,13 @@ impl Region {
 
     /// Gives everything back that is retained, and returns when it is back.
     pub fn trim(&self) {
-        self.core().discard_down_to(&self.crew, 0);
-        self.crew.assist(Operation::Discard, || false);
+        let core = self.core();
         // A helper that is at its last chunk needs a moment; one that does not run is not waited for.
         for _ in 0..100 {
-            if self.core().discarding() == 0 {
+            core.call_off_zeroing();
+            core.discard_down_to(&self.crew, 0);
+            self.crew.assist(Operation::Discard, || false);
+            if core.retained() + core.discarding() == 0 {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_micros(100));

@@ -5,6 +5,7 @@
 
 pub mod cgroup;
 pub mod clock;
+pub mod futex;
 pub mod maps;
 pub mod membarrier;
 pub mod memory;
