@@ -41,8 +41,10 @@ pub fn helpers_wanted(demand: Demand, means: Means) -> usize {
     worth.clamp(1, most.max(1)).min(most)
 }
 
-/// Time that a chunk should take where nobody waits, in microseconds.
+/// Time that a chunk should take, in microseconds.
 const CHUNK_US: usize = 1000;
+/// The same for what is given back while nobody waits.
+const CHUNK_LEFT_US: usize = 200;
 /// The same where somebody waits for zeroes: a helper of the idle class finishes one within its first time slice.
 const CHUNK_WAITING_US: usize = 100;
 /// The smallest chunk where somebody waits for zeroes: below it, taking it weighs.
@@ -54,7 +56,8 @@ pub enum Grain {
     /// Hardly anything: writing can begin and end anywhere.
     Fine,
     /// A system call, an interrupt to every other CPU of the process (its TLB), and the lock of each page table that two threads
-    /// share. So chunks are whole page tables, and as long where somebody waits as where nobody does.
+    /// share. So chunks are whole page tables, and long where somebody waits and takes part: what a helper holds then, others can
+    /// do again. Where nobody waits, a helper that is stopped keeps no more than a short chunk from the machine.
     PageTable,
 }
 
@@ -62,7 +65,12 @@ pub enum Grain {
 /// and whether somebody waits. Towards the end chunks get smaller, so that all end together.
 pub fn chunk_bytes(grain: Grain, rate: usize, left: usize, takers: usize, waiting: bool) -> usize {
     let fine = waiting && grain == Grain::Fine;
-    let wanted = (rate * if fine { CHUNK_WAITING_US } else { CHUNK_US }).min(left / (2 * takers.max(1)));
+    let time = match (grain, waiting) {
+        (Grain::Fine, true) => CHUNK_WAITING_US,
+        (Grain::PageTable, false) => CHUNK_LEFT_US,
+        _ => CHUNK_US,
+    };
+    let wanted = (rate * time).min(left / (2 * takers.max(1)));
     if fine && wanted < HUGE_PAGE_SIZE {
         wanted.next_power_of_two().clamp(CHUNK_MIN, HUGE_PAGE_SIZE)
     } else {
@@ -120,10 +128,8 @@ mod tests {
 
     #[test]
     fn chunks_take_a_millisecond_or_a_tenth_of_one() {
-        for grain in [Grain::Fine, Grain::PageTable] {
-            assert_eq!(chunk_bytes(grain, 10_000, 8 * GIB, 2, false), 4 * HUGE_PAGE_SIZE);
-            assert_eq!(chunk_bytes(grain, 1, 8 * GIB, 2, false), HUGE_PAGE_SIZE);
-        }
+        assert_eq!(chunk_bytes(Grain::Fine, 10_000, 8 * GIB, 2, false), 4 * HUGE_PAGE_SIZE);
+        assert_eq!(chunk_bytes(Grain::Fine, 1, 8 * GIB, 2, false), HUGE_PAGE_SIZE);
         assert_eq!(chunk_bytes(Grain::Fine, 10_000, 8 * GIB, 2, true), 1 << 20);
         assert_eq!(chunk_bytes(Grain::Fine, 450_000, 8 * GIB, 2, true), 21 * HUGE_PAGE_SIZE);
         // A chunk that was preempted makes the next ones small, but never so small that taking it weighs.
@@ -139,6 +145,7 @@ mod tests {
             }
         }
         assert_eq!(chunk_bytes(Grain::PageTable, 35_000, 8 * GIB, 2, true), 16 * HUGE_PAGE_SIZE);
+        assert_eq!(chunk_bytes(Grain::PageTable, 35_000, 8 * GIB, 2, false), 3 * HUGE_PAGE_SIZE);
     }
 
     /// Threads of very different speed on a simulated machine end within a chunk of each other, which fixed slices do not.
