@@ -5,7 +5,7 @@
 use super::ahead::{Ahead, Done};
 use super::arena::{self, Arena, ZONE_ALIGN};
 use super::options::Options;
-use super::policy::{LowWater, ZeroDemand, expected_growth};
+use super::policy::{LowWater, ZeroDemand, expected_growth, first_peak};
 use super::signals::SignalReader;
 use super::spans::{Grant, Marks, Piece, Segment, SpanMap, State, Want};
 use crate::crew::{Crew, Employer, Operation, Task, Tick};
@@ -26,11 +26,12 @@ const ZERO_STEP: usize = 4 << 20;
 const ZERO_SOON: usize = 4 << 20;
 /// A free range at least this long is looked at for pages that were never touched before it is zeroed.
 const SCAN_LEAST: usize = 4 << 20;
-/// How often the watcher looks at the signals while the program is active, and how long an idle program lets it sleep at most.
-const ACTIVE_PAUSE: Duration = Duration::from_millis(20);
-const IDLE_PAUSE: Duration = Duration::from_secs(1);
-/// The shortest pause: near a limit of the machine or the control group, and where little is retained.
-const NEAR_PAUSE: Duration = Duration::from_millis(5);
+/// The longest pause between two looks at the signals while something is retained.
+const MOST_PAUSE: Duration = Duration::from_millis(20);
+/// The shortest one: near a limit of the machine or the control group, and where little is retained.
+const LEAST_PAUSE: Duration = Duration::from_millis(5);
+/// How often a program that has no room to retain anything is looked at for room, while it is active.
+const CRAMPED_PAUSE: Duration = Duration::from_secs(1);
 /// Bytes that a program may touch for the first time in a microsecond: 4 GB/s.
 const GROWTH_PER_US: usize = 4_000;
 /// A program counts as active for this long after its last call.
@@ -72,12 +73,12 @@ struct Watch {
     signals: SignalReader,
     low_water: LowWater,
     /// Memory of the program outside the region at the last look.
-    outside: usize,
+    outside: Option<usize>,
 }
 
 impl Watch {
     fn new(options: &Options, now: u64) -> Watch {
-        Watch { signals: SignalReader::new(), low_water: LowWater::new(options.decay, now), outside: 0 }
+        Watch { signals: SignalReader::new(), low_water: LowWater::new(options.decay, now), outside: None }
     }
 }
 
@@ -109,8 +110,10 @@ pub struct Core {
     recent_in_use: AtomicUsize,
     /// The least that was retained since the watcher's last look.
     least_retained: AtomicUsize,
-    /// The most that the program ever had live, as far as seen.
+    /// The most that the program ever had live, as far as seen; 0 until something is freed.
     peak_live: AtomicUsize,
+    /// The most that the process ever had resident, as the kernel said when the region was made.
+    resident_at_start: AtomicUsize,
     /// How much may be retained, as last computed.
     target: AtomicUsize,
     /// The machine's memory, and the largest request that heuristic overcommit would grant, in bytes.
@@ -216,6 +219,7 @@ impl Core {
             recent_in_use: AtomicUsize::new(0),
             least_retained: AtomicUsize::new(0),
             peak_live: AtomicUsize::new(0),
+            resident_at_start: AtomicUsize::new(memory::peak_resident()),
             target: AtomicUsize::new(0),
             machine: total,
             largest,
@@ -426,6 +430,11 @@ impl Core {
     /// freed and what comes into use; the watcher corrects it by what the process and the machine really have. No file is read here:
     /// the program's descriptors and its stacks, however small, are its own.
     pub fn target_after_free(&self, bytes: usize) -> usize {
+        if self.peak_live.load(Ordering::Relaxed) == 0 {
+            let in_use = self.peak_in_use.load(Ordering::Relaxed);
+            let at_start = self.resident_at_start.load(Ordering::Relaxed);
+            self.peak_live.fetch_max(first_peak(at_start, memory::peak_resident(), in_use), Ordering::Relaxed);
+        }
         if self.cramped.load(Ordering::Relaxed) {
             return 0;
         }
@@ -483,13 +492,13 @@ impl Core {
         }
         let mut growth = 0;
         let target = read.map_or(0, |signals| {
-            let first = self.peak_live.load(Ordering::Relaxed) == 0;
             let used = self.in_use.load(Ordering::Relaxed);
             let most_used = self.recent_in_use.swap(used, Ordering::Relaxed);
-            let seen = signals.peak_live(used, most_used, first);
+            let outside = signals.outside(used);
+            let before = watch.outside.replace(outside);
+            let seen = signals.peak_live(used, most_used, before);
             let peak = self.peak_live.fetch_max(seen, Ordering::Relaxed).max(seen);
-            let outside = std::mem::replace(&mut watch.outside, signals.outside(used));
-            growth = if first { 0 } else { expected_growth(outside, watch.outside) };
+            growth = before.map_or(0, |before| expected_growth(before, outside));
             self.cramped.store(signals.cramped(peak), Ordering::Relaxed);
             signals.retain_target(peak, self.options.retain).saturating_sub(growth)
         });
@@ -560,13 +569,9 @@ impl Core {
         let zeroes = self.options.zero && freed >= ZERO_STEP && self.wants_zeroes.load(Ordering::Relaxed);
         let retained = self.retained();
         let due = self.next_look_ns.load(Ordering::Relaxed);
-        let late = retained >= UNWATCHED && due > clock::now_ns() + 2 * ACTIVE_PAUSE.as_nanos() as u64;
         // Room may come back: the limit is raised, others leave the group.
         let cramped = self.cramped.load(Ordering::Relaxed);
-        if late {
-            self.next_look_ns.store(0, Ordering::Relaxed);
-        }
-        if (zeroes || late || ((retained >= UNWATCHED || cramped) && due == 0)) && !crew.watch() {
+        if (zeroes || ((retained >= UNWATCHED || cramped) && due == 0)) && !crew.watch() {
             self.discard_down_to(crew, UNWATCHED);
         }
     }
@@ -747,6 +752,7 @@ impl Core {
             self.publish(zone, &mut inner);
         }
         self.peak_live.store(0, Ordering::Relaxed);
+        self.resident_at_start.store(0, Ordering::Relaxed);
         self.target.store(0, Ordering::Relaxed);
         self.next_look_ns.store(0, Ordering::Relaxed);
         self.revocable.store(false, Ordering::Relaxed);
@@ -840,13 +846,10 @@ impl Core {
             self.next_look_ns.store(0, Ordering::Relaxed);
             return Tick::Rest;
         }
-        // A program that grows outside the region may use up what retention may exceed its target by before the next look.
+        // A program that grows outside the region may use up what retention may exceed its target by before the next look, whether
+        // or not it calls here meanwhile. In an idle one, what is retained decays, and the looks with it.
         let lead = Duration::from_micros((self.slack(retained) / GROWTH_PER_US) as u64);
-        let pause = match active {
-            true if retained + discarding == 0 => IDLE_PAUSE,
-            true => lead.clamp(NEAR_PAUSE, ACTIVE_PAUSE),
-            false => IDLE_PAUSE.min((self.options.decay / 8).max(ACTIVE_PAUSE)),
-        };
+        let pause = if retained + discarding == 0 { CRAMPED_PAUSE } else { lead.clamp(LEAST_PAUSE, MOST_PAUSE) };
         self.next_look_ns.store(now + pause.as_nanos() as u64, Ordering::Relaxed);
         Tick::Wait(pause)
     }

@@ -34,6 +34,13 @@ const FLOOR_SHARE: usize = 20;
 /// helper has looked again.
 const GROUP_SHARE: u64 = 16;
 const GROUP_LEAST: u64 = 64 << 20;
+/// The most that a program had resident before anything of it was retained: what the kernel says now (`highest`), unless that is
+/// still what it said when the region was made (`at_start`), since it remembers what the process was before `exec`; then, what is
+/// known to have been in use.
+pub fn first_peak(at_start: usize, highest: usize, in_use: usize) -> usize {
+    if highest > at_start { highest } else { in_use }
+}
+
 /// Growth outside the region between two looks that says nothing about the next look, in bytes.
 const GROWTH_NOISE: usize = 1 << 20;
 
@@ -48,12 +55,14 @@ impl Signals {
         self.live().saturating_sub(used)
     }
 
-    /// The most that the program had live at once since the last look: what is live outside the region now, and the most that was
-    /// in use in it (`most_used`, now `used`), but no more than was ever resident. At the `first` look nothing was retained
-    /// before, so the highest mark is the program's own.
-    pub fn peak_live(&self, used: usize, most_used: usize, first: bool) -> usize {
-        let spike = (self.outside(used) + most_used).min(self.highest);
-        if first { self.highest } else { spike.max(self.live()) }
+    /// The most that the program certainly had live at once since the last look: the most that was in use in the region since then
+    /// (`most_used`, now `used`), and the less of what it had outside it then (`outside`) and now; but no more than was ever
+    /// resident. With the more of the two, a program that frees a span and then grows outside would count both. At the first
+    /// look (`outside` is `None`) nothing is known of the time before.
+    pub fn peak_live(&self, used: usize, most_used: usize, outside: Option<usize>) -> usize {
+        let before = outside.unwrap_or(0);
+        let spike = (self.outside(used).min(before) + most_used).min(self.highest);
+        spike.max(self.live())
     }
 
     /// How much may be retained, in bytes. `peak` is the most that was ever live; `limit` is the user's bound, half of the usable
@@ -232,12 +241,14 @@ mod tests {
     #[test]
     fn a_peak_between_two_looks_is_not_missed() {
         let signals = Signals { resident: 4 * G, highest: 9 * G, retained: 3 * G, ..signals() };
-        assert_eq!(signals.peak_live(0, 0, true), 9 * G);
+        assert_eq!(signals.peak_live(0, 2 * G, None), 2 * G);
         // One gigabyte outside the region, and four in it a moment ago.
-        assert_eq!(signals.peak_live(0, 4 * G, false), 5 * G);
+        assert_eq!(signals.peak_live(0, 4 * G, Some(G)), 5 * G);
+        // Outside the region it has only grown since.
+        assert_eq!(signals.peak_live(0, 4 * G, Some(G / 4)), 4 * G + G / 4);
         // A span that was never touched was never resident.
-        assert_eq!(signals.peak_live(0, 40 * G, false), 9 * G);
-        assert_eq!(signals.peak_live(G, G, false), G);
+        assert_eq!(signals.peak_live(0, 40 * G, Some(G)), 9 * G);
+        assert_eq!(signals.peak_live(G, G, Some(0)), G);
     }
 
     #[test]
@@ -267,6 +278,12 @@ mod tests {
         // Others in the group count as well.
         assert!(Signals { group: group(302 * m, 200 * m), ..own }.cramped(200 << 20));
         assert!(!Signals { group: None, ..own }.cramped(300 << 20));
+    }
+
+    #[test]
+    fn what_a_process_was_before_exec_is_not_its_peak() {
+        assert_eq!(first_peak(10 << 20, 300 << 20, 290 << 20), 300 << 20);
+        assert_eq!(first_peak(4 * G, 4 * G, 290 << 20), 290 << 20);
     }
 
     #[test]

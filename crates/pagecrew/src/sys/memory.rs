@@ -161,6 +161,17 @@ pub unsafe fn move_pages(from: Range, to: usize) -> Result<(), Errno> {
     Errno::check(result).map(drop)
 }
 
+/// The most that this process ever had resident, in bytes, before its last `exec` included (`getrusage`). Needs no file.
+pub fn peak_resident() -> usize {
+    // SAFETY: all zeroes is a valid structure, and the call fills it in.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &mut usage);
+        usage
+    };
+    usage.ru_maxrss as usize * 1024
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
