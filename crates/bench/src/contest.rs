@@ -1,12 +1,14 @@
 //! Contestants taking turns: what disturbs a machine for a while then disturbs all of them.
 
 use crate::contestant::Contestant;
-use crate::figures::medians;
 use crate::report::Report;
 use crate::row::{Comparison, Row};
 use anyhow::{Context, Result, ensure};
 
-/// Runs `measure` for each of `contestants` in turn, `repetitions` times over, and returns each one's medians.
+/// What one contestant measured: the figures of each round.
+pub type Rounds = Vec<Vec<f64>>;
+
+/// Runs `measure` for each of `contestants` in turn, `repetitions` times over, and returns each one's rounds.
 ///
 /// # Errors
 /// If a run fails, or if one of them returns another number of figures than the first.
@@ -16,9 +18,9 @@ pub fn alternate(
     repetitions: usize,
     contestants: &[Contestant],
     mut measure: impl FnMut(&Contestant) -> Result<Vec<f64>>,
-) -> Result<Vec<Vec<f64>>> {
+) -> Result<Vec<Rounds>> {
     report.expect(repetitions * contestants.len(), what);
-    let mut samples: Vec<Vec<Vec<f64>>> = vec![Vec::new(); contestants.len()];
+    let mut samples: Vec<Rounds> = vec![Vec::new(); contestants.len()];
     for _ in 0..repetitions {
         for (contestant, samples) in contestants.iter().zip(&mut samples) {
             let figures = measure(contestant).with_context(|| format!("{what}, {}", contestant.name))?;
@@ -28,22 +30,23 @@ pub fn alternate(
             report.step();
         }
     }
-    Ok(samples.iter().map(|samples| medians(samples)).collect())
+    Ok(samples)
 }
 
-/// The comparisons of the first contestant's figure number `index` with each other one's.
+/// The comparisons of the first contestant's figure number `index` with each other one's, round by round.
 pub fn against_the_first<'c>(
     comparison: impl Fn(&Contestant) -> Comparison + 'c,
     contestants: &'c [Contestant],
-    results: &'c [Vec<f64>],
+    results: &'c [Rounds],
     index: usize,
 ) -> impl Iterator<Item = Row> + 'c {
-    let ours = results[0][index];
+    let column = move |rounds: &Rounds| -> Vec<f64> { rounds.iter().map(|figures| figures[index]).collect() };
+    let ours = column(&results[0]);
     contestants
         .iter()
         .zip(results)
         .skip(1)
-        .map(move |(peer, figures)| comparison(peer).row(ours, &peer.name, figures[index]))
+        .map(move |(peer, rounds)| comparison(peer).rounds(&ours, &peer.name, &column(rounds)))
 }
 
 #[cfg(test)]
@@ -63,7 +66,8 @@ mod tests {
         })
         .unwrap();
         assert_eq!(order, ["ours", "a", "b", "ours", "a", "b", "ours", "a", "b"]);
-        assert_eq!(results, [vec![1.0, 2.0], vec![5.0, 2.0], vec![6.0, 2.0]]);
+        let first = |rounds: &Rounds| rounds.iter().map(|figures| figures[0]).collect::<Vec<_>>();
+        assert_eq!(results.iter().map(first).collect::<Vec<_>>(), [[1.0, 1.0, 1.0], [2.0, 5.0, 8.0], [3.0, 6.0, 9.0]]);
         let comparison = |_: &Contestant| Comparison::new("alloc", "test", "ms").bar(Bar::Ratio(5.5));
         let rows: Vec<_> = against_the_first(comparison, &contestants, &results, 0).collect();
         assert_eq!(rows.iter().map(|row| row.ratio).collect::<Vec<_>>(), [5.0, 6.0]);

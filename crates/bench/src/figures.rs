@@ -12,14 +12,6 @@ pub fn median(samples: &[f64]) -> f64 {
     if sorted.len().is_multiple_of(2) { f64::midpoint(sorted[middle - 1], sorted[middle]) } else { sorted[middle] }
 }
 
-/// Element by element, the medians of equally long samples.
-///
-/// # Panics
-/// If there is no sample.
-pub fn medians(samples: &[Vec<f64>]) -> Vec<f64> {
-    (0..samples[0].len()).map(|index| median(&samples.iter().map(|sample| sample[index]).collect::<Vec<_>>())).collect()
-}
-
 /// How many times smaller `ours` is than `theirs`. What can't be told from zero by this measurement counts as `resolution`.
 pub fn times_less(ours: f64, theirs: f64, resolution: f64) -> f64 {
     theirs.max(resolution) / ours.max(resolution)
@@ -51,7 +43,6 @@ mod tests {
     fn medians_of_odd_and_even_numbers_of_samples() {
         assert_eq!(median(&[3.0, 1.0, 100.0]), 3.0);
         assert_eq!(median(&[4.0, 1.0, 100.0, 2.0]), 3.0);
-        assert_eq!(medians(&[vec![1.0, 9.0], vec![2.0, 7.0], vec![3.0, 8.0]]), [2.0, 8.0]);
     }
 
     #[test]

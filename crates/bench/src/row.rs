@@ -1,6 +1,6 @@
 //! One comparison: ours, theirs, how many times better, and whether that is enough.
 
-use crate::figures::{readable, rounded, times_less};
+use crate::figures::{median, readable, rounded, times_less};
 use serde::Serialize;
 
 /// What a comparison has to reach.
@@ -67,8 +67,23 @@ impl Comparison {
 
     /// The comparison of `ours` with `theirs`, which is `peer`'s figure.
     pub fn row(&self, ours: f64, peer: &str, theirs: f64) -> Row {
-        let ratio = times_less(ours, theirs, self.resolution);
-        let extra = ours - theirs;
+        self.rounds(&[ours], peer, &[theirs])
+    }
+
+    /// The comparison of the same rounds of both. A machine that is faster or slower for a while is so for both sides of a round, so the
+    /// ratio is the median of the rounds' ratios.
+    ///
+    /// # Panics
+    /// If there is no round.
+    pub fn rounds(&self, ours: &[f64], peer: &str, theirs: &[f64]) -> Row {
+        let middle = |of: fn(f64, f64, f64) -> f64| {
+            let each: Vec<f64> =
+                ours.iter().zip(theirs).map(|(&ours, &theirs)| of(ours, theirs, self.resolution)).collect();
+            median(&each)
+        };
+        let ratio = middle(times_less);
+        let extra = middle(|ours, theirs, _| ours - theirs);
+        let (ours, theirs) = (median(ours), median(theirs));
         let (bar, bar_for, met) = match self.bar {
             Bar::None => (None, None, None),
             Bar::Ratio(least) => (Some(least), Some("ratio"), Some(ratio >= least)),
@@ -147,6 +162,17 @@ impl Row {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_ratio_is_that_of_rounds_and_not_of_medians() {
+        // The machine becomes half as fast in the middle of the third round.
+        let comparison = Comparison::new("alloc", "test", "ms").bar(Bar::Ratio(1.0));
+        let row = comparison.rounds(&[1.0, 1.0, 1.0, 2.0, 2.0], "x", &[1.0, 1.0, 2.0, 2.0, 2.0]);
+        assert_eq!((row.ours, row.theirs, row.ratio, row.met), (1.0, 2.0, 1.0, Some(true)));
+        let extra =
+            Comparison::new("alloc", "test", "ms").bar(Bar::Extra(3.0)).rounds(&[5.0, 9.0, 9.0], "x", &[1.0, 7.0, 8.0]);
+        assert_eq!((extra.extra_ms, extra.met), (Some(2.0), Some(true)));
+    }
 
     #[test]
     fn the_json_has_the_fields_that_the_design_names() {

@@ -16,12 +16,12 @@ pub mod stats;
 pub mod crew;
 
 #[cfg(not(loom))]
-#[cfg(not(loom))]
 pub mod region;
 
-// Threads and system calls are not modelled by loom; the bookkeeping of spans is.
+// Threads and system calls are not modelled by loom; the bookkeeping of spans and the zeroing ahead are.
 #[cfg(loom)]
 #[allow(missing_docs)]
 pub mod region {
+    mod ahead;
     pub mod spans;
 }

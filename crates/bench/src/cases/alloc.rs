@@ -1,7 +1,7 @@
 //! Getting memory: zeroed, grown, small, and as NumPy and pandas ask for it.
 
 use super::Setting;
-use crate::contest::{against_the_first, alternate};
+use crate::contest::{Rounds, against_the_first, alternate};
 use crate::contestant::Contestant;
 use crate::machine;
 use crate::program::{self, Outcome, worker};
@@ -53,7 +53,7 @@ fn add_rows(
     report: &mut Report,
     comparison: impl Fn(&Contestant) -> Comparison,
     contestants: &[Contestant],
-    results: &[Vec<f64>],
+    results: &[Rounds],
     index: usize,
 ) -> Result<()> {
     against_the_first(comparison, contestants, results, index).try_for_each(|row| report.row(row))

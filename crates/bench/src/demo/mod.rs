@@ -5,7 +5,7 @@ mod noise;
 mod numpy;
 mod redis;
 
-use crate::contest::alternate;
+use crate::contest::{against_the_first, alternate};
 use crate::contestant::Contestant;
 use crate::report::Report;
 use crate::row::{Bar, Comparison, Row};
@@ -78,19 +78,17 @@ fn compare(mut program: Program, contestants: &[Contestant; 2], report: &Report)
         left.extend(resident.filter(|_| last));
         Ok(figures)
     })?;
-    let row = |name: &str, unit, bar, resolution, ours, theirs| {
-        let comparison = Comparison::new("demo", format!("{}: {name}", program.name), unit);
-        comparison.bar(bar).resolution(resolution).row(ours, &contestants[1].name, theirs)
+    let comparison = |name: &str, unit, bar, resolution| {
+        Comparison::new("demo", format!("{}: {name}", program.name), unit).bar(bar).resolution(resolution)
     };
-    let mut rows: Vec<Row> = program
-        .metrics
-        .iter()
-        .enumerate()
-        .map(|(index, metric)| row(&metric.name, metric.unit, metric.bar, 1e-6, results[0][index], results[1][index]))
-        .collect();
+    let mut rows: Vec<Row> = Vec::new();
+    for (index, metric) in program.metrics.iter().enumerate() {
+        let comparison = comparison(&metric.name, metric.unit, metric.bar, 1e-6);
+        rows.extend(against_the_first(|_| comparison.clone(), contestants, &results, index));
+    }
     if let [ours, theirs] = left[..] {
         let name = format!("memory {} s after its work", PAUSE.as_secs());
-        rows.push(row(&name, "MiB", Bar::None, 1.0, ours, theirs));
+        rows.push(comparison(&name, "MiB", Bar::None, 1.0).row(ours, &contestants[1].name, theirs));
     }
     Ok(rows)
 }

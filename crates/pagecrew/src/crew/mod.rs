@@ -9,7 +9,10 @@
 //!
 //! **Life of a helper.** It is started by the first job that is worth it, blocks every signal, runs SCHED_IDLE, prefers jobs of its
 //! own NUMA node, and ends when it has had nothing to do for 30 s. It is an ordinary thread of the process, so the process's
-//! CPU cgroup, cpuset, affinity and limits bind it.
+//! CPU cgroup, cpuset, affinity and limits bind it. It takes no lock that anybody else waits for.
+//!
+//! **The watcher** is one thread in the ordinary class beside them, for what is little work and can't wait: it takes over what helpers
+//! have finished and asks the [`Employer`] to look at what it keeps. It ends like a helper.
 //!
 //! Source: parallel free of huge memory (Aaron Lu, 2017), whose review asked who pays for the workers, who tunes them, and what
 //! happens when they don't run.

@@ -8,8 +8,10 @@
 //! piece revokes the slot, with the zone locked: if the helper had not begun, it never will; if it had, it writes no more once
 //! the barrier has restarted its sequences (see [`crate::sys::zero`]).
 
-use crate::sys::membarrier;
 use crate::sys::memory::Range;
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+#[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 const EMPTY: u32 = 0;
@@ -101,15 +103,14 @@ impl Ahead {
         true
     }
 
-    /// Sees to it that nobody writes to the piece of `slot` any more. Called with its zone locked and where helpers can be revoked.
-    /// Returns whether a helper had to be interrupted.
-    pub fn revoke(&self, slot: usize) -> bool {
+    /// Sees to it that nobody writes to the piece of `slot` any more; `barrier` restarts the sequences of all threads. Called with the
+    /// piece's zone locked and where helpers can be revoked. Returns whether a helper had to be interrupted.
+    pub fn revoke(&self, slot: usize, barrier: impl FnOnce()) -> bool {
         let slot = &self.slots[slot];
         slot.revoked.store(1, Ordering::SeqCst);
         match slot.state.compare_exchange(READY, PART, Ordering::SeqCst, Ordering::SeqCst) {
             Err(TAKEN) => {
-                // Registered before anything was set out.
-                let _ = membarrier::restart_sequences();
+                barrier();
                 true
             }
             _ => false,
@@ -143,7 +144,7 @@ impl Ahead {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -176,7 +177,7 @@ mod tests {
     fn a_piece_that_was_revoked_in_time_is_never_begun() {
         let ahead = Ahead::new();
         assert!(ahead.set_out(|number| Some(piece(number))));
-        assert!(!ahead.revoke(0));
+        assert!(!ahead.revoke(0, || unreachable!()));
         assert!(!ahead.work(|_, _| unreachable!()));
         assert_eq!(collected(&ahead, ZONE), [(0, false)]);
         // The slot serves another piece, which is not revoked.

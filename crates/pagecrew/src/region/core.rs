@@ -13,7 +13,7 @@ use crate::stats::{Counters, StatsPage};
 use crate::sys::memory::{self, Advice, Protection, Range};
 use crate::sys::topology::{MAX_NODES, Topology};
 use crate::sys::zero::{self, Use};
-use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, clock, pagemap, procfs, sched};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, clock, membarrier, pagemap, procfs, sched};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -315,15 +315,7 @@ impl Core {
         }
         self.publish(zone, inner);
         drop(guard);
-        if grant.pieces.iter().map(|piece| piece.backed).sum::<usize>() > usable
-            && self.wasteful(zone, usable, grant.len)
-        {
-            // The tail's pages are from another span's time. They would be nobody's: neither in use nor retained.
-            let tail = Range { start: zone.range.start + grant.offset + usable, len: grant.len - usable };
-            // SAFETY: the tail is part of the span, and nobody needs what it holds.
-            let _ = unsafe { memory::discard(tail) };
-        }
-        self.guard_tail(zone, grant.offset, usable, grant.len);
+        self.settle_tail(zone, grant.offset, usable, grant.len, Self::bare(&grant.pieces, grant.offset + usable));
         Some(grant)
     }
 
@@ -332,7 +324,8 @@ impl Core {
     pub fn open_up(&self, zone: &Zone, inner: &mut Inner, pieces: &[Piece]) -> bool {
         for piece in pieces {
             if let State::Zeroing(slot) = piece.state
-                && self.ahead.revoke(slot)
+                // Registered before anything was set out.
+                && self.ahead.revoke(slot, || _ = membarrier::restart_sequences())
             {
                 self.counters().stragglers_bypassed.add(1);
             }
@@ -347,17 +340,39 @@ impl Core {
         zone.huge_pages == Some(true) && len - usable > WASTE_MOST.min(usable / WASTE_SHARE)
     }
 
-    /// Puts a guard page behind the span: where the user asked for guards, and in an incomplete last huge page that would waste
-    /// much, since a page table with a guard in it can't become a huge page.
-    pub fn guard_tail(&self, zone: &Zone, offset: usize, usable: usize, len: usize) {
-        let wanted = self.options.guards || self.wasteful(zone, usable, len);
-        if len - usable < PAGE_SIZE || !self.guards_work || !wanted {
+    /// Whether none of the pieces has pages behind `offset`.
+    pub fn bare(pieces: &[Piece], offset: usize) -> bool {
+        pieces.iter().all(|piece| piece.backed == 0 || piece.offset + piece.len <= offset)
+    }
+
+    /// Sees to the tail of a span, behind what the program may use; `bare` says that it has no pages.
+    ///
+    /// A guard page is put there where the user asked for guards, and in an incomplete last huge page that would waste much: a page table
+    /// with a guard in it can't become a huge page. Pages of another span's time would be nobody's, neither in use nor retained.
+    pub fn settle_tail(&self, zone: &Zone, offset: usize, usable: usize, len: usize, bare: bool) {
+        if len - usable < PAGE_SIZE {
             return;
         }
-        // SAFETY: the page is part of the span and behind what the program may use.
-        if unsafe { memory::advise(zone.at(offset + usable, PAGE_SIZE), Advice::GuardInstall) }.is_ok() {
-            zone.lock().map.mark(offset, Marks { guarded: true, ..Marks::default() });
+        let tail = zone.at(offset + usable, len - usable);
+        let small_pages = zone.huge_pages != Some(true);
+        let wasteful = self.wasteful(zone, usable, len);
+        // SAFETY: the tail is part of the span, and nobody needs what it holds.
+        let bare = bare || ((wasteful || small_pages) && unsafe { memory::discard(tail) }.is_ok());
+        let guard = Range { len: PAGE_SIZE, ..tail };
+        let guarded = (self.options.guards || wasteful)
+            && self.guards_work
+            // SAFETY: the page is part of the span and behind what the program may use.
+            && unsafe { memory::advise(guard, Advice::GuardInstall) }.is_ok();
+        let marks = Marks { guarded, bare: bare && (guarded || small_pages), ..Marks::default() };
+        if marks.guarded || marks.bare {
+            zone.lock().map.mark(offset, marks);
         }
+    }
+
+    /// How much of a span may have pages. Behind what the program may use, a huge page may reach to the end; and where access rights
+    /// follow use exactly, what is free has to lose them.
+    pub fn backed(&self, span: &Segment) -> usize {
+        if span.marks.bare && !self.arena.exact() { span.usable } else { span.len }
     }
 
     /// Zeroes the dirty pieces of the first `usable` bytes of a span; behind them may be a guard. Returns the bytes that were
@@ -685,11 +700,12 @@ impl Core {
 
     /// Removes the guard behind a span, before it is freed or resized: free memory has none. Called with the zone locked.
     pub fn remove_guard(&self, zone: &Zone, inner: &mut Inner, offset: usize) {
-        if let Some(span) = inner.map.in_use_at(offset).filter(|span| span.marks.guarded) {
+        let Some(span) = inner.map.in_use_at(offset) else { return };
+        if span.marks.guarded {
             // SAFETY: this kind of advice changes no contents.
             let _ = unsafe { memory::advise(zone.at(offset + span.usable, PAGE_SIZE), Advice::GuardRemove) };
-            inner.map.unmark_guard(offset);
         }
+        inner.map.unmark_tail(offset);
     }
 
     /// As [`Core::span_len`] for the zone's granule.

@@ -263,7 +263,7 @@ impl Region {
         let target = core.target_after_free(span.usable);
         let keep = core.keep(&span, target);
         core.remove_guard(zone, &mut inner, offset);
-        let discard = inner.map.release(offset, keep);
+        let discard = inner.map.release(offset, core.backed(&span), keep);
         core.changed(zone, &mut inner);
         drop(inner);
         core.counters().frees.add(1);
@@ -305,10 +305,10 @@ impl Region {
         if len <= span.len {
             let target = core.target_after_free(span.usable.saturating_sub(usable));
             let keep = core.keep(&span, target);
-            let discard = inner.map.shrink(offset, len, usable, keep);
+            let discard = inner.map.shrink(offset, len, usable, core.backed(&span), keep);
             core.changed(zone, inner);
             drop(guard);
-            core.guard_tail(zone, offset, usable, len);
+            core.settle_tail(zone, offset, usable, len, false);
             if let Some((offset, len)) = discard {
                 core.discard(&self.crew, zone, offset, len);
             }
@@ -318,16 +318,16 @@ impl Region {
             if core.open_up(zone, inner, &pieces) {
                 core.changed(zone, inner);
                 drop(guard);
-                core.guard_tail(zone, offset, usable, len);
+                core.settle_tail(zone, offset, usable, len, Core::bare(&pieces, offset + usable));
                 core.counters().grown_in_place_bytes.add((len - span.len) as u64);
                 core.make_room(&self.crew, usable - span.usable);
                 return Ok(pointer);
             }
             // The kernel refused the growth: the span is cut back, and what was added goes back through the usual way.
-            let back = inner.map.shrink(offset, span.len, span.usable, 0);
+            let back = inner.map.shrink(offset, span.len, span.usable, len, 0);
             core.changed(zone, inner);
             drop(guard);
-            core.guard_tail(zone, offset, span.usable, span.len);
+            core.settle_tail(zone, offset, span.usable, span.len, false);
             if let Some((offset, len)) = back {
                 core.discard(&self.crew, zone, offset, len);
             }
@@ -339,7 +339,7 @@ impl Region {
             return unsafe { self.copy_to_new(pointer, span.usable, size) };
         }
         let Some((new_zone, grant)) = core.allocate(self.crew.topology(), usable, 1, Want::AddressSpace) else {
-            core.guard_tail(zone, offset, span.usable, span.len);
+            core.settle_tail(zone, offset, span.usable, span.len, false);
             return Err(refused);
         };
         let from = Range { start: zone.range.start + offset, len: span.len };
@@ -353,9 +353,9 @@ impl Region {
         core.counters().moved_bytes.add(span.len as u64);
         core.count_moved(true);
         // Advice and locks move with the pages; the guard behind the old span was removed, the new one has its own.
-        new_zone.lock().map.mark(grant.offset, Marks { moved: true, guarded: false, ..span.marks });
+        new_zone.lock().map.mark(grant.offset, Marks { moved: true, guarded: false, bare: false, ..span.marks });
         let mut inner = zone.lock();
-        let discard = inner.map.release(offset, 0);
+        let discard = inner.map.release(offset, span.len, 0);
         core.changed(zone, &mut inner);
         drop(inner);
         if let Some((offset, len)) = discard {

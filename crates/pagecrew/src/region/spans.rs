@@ -47,6 +47,8 @@ pub struct Marks {
     pub altered: bool,
     /// A guard page lies behind what the program may use of it; only of a span in use.
     pub guarded: bool,
+    /// What lies behind what the program may use has no pages and can't get any; only of a span in use.
+    pub bare: bool,
 }
 
 impl Marks {
@@ -60,6 +62,7 @@ impl Marks {
             moved: self.moved || other.moved,
             altered: self.altered || other.altered,
             guarded: self.guarded || other.guarded,
+            bare: self.bare || other.bare,
         }
     }
 }
@@ -73,8 +76,8 @@ pub struct Segment {
     pub state: State,
     /// How it is mapped.
     pub marks: Marks,
-    /// Of a segment in use, what the program may use, in bytes; of free memory, how much of it is backed by pages at most. The
-    /// rest of a last, incomplete huge page was never touched.
+    /// Of a segment in use, what the program may use, in bytes. Of free memory, what is backed by pages: all of it or, of what is
+    /// only address space, nothing.
     pub usable: usize,
 }
 
@@ -87,7 +90,7 @@ pub struct Piece {
     pub len: usize,
     /// The state before.
     pub state: State,
-    /// How much of it was backed by pages, at most.
+    /// How much of it was backed by pages, at most: all or nothing.
     pub backed: usize,
 }
 
@@ -131,14 +134,20 @@ pub struct SpanMap {
 
 /// How many candidates a search looks at before it takes the next kind: bounds the time under the zone's lock.
 const CANDIDATES: usize = 32;
+/// How many segments a run may be put together from in one direction, for the same reason. A free span is up to two segments.
+const RUN: usize = 128;
+
+/// Where segments may begin and end. Spans do so at multiples of the granule; when one is free, the end of its last granule may be
+/// without pages, and is a segment of its own then.
+const PAGE: usize = crate::sys::PAGE_SIZE;
 
 impl SpanMap {
-    /// A zone of `len` bytes in which everything is reserved, and every segment is a multiple of `granule` long.
+    /// A zone of `len` bytes in which everything is reserved, and every span is a multiple of `granule` long.
     ///
     /// # Panics
-    /// If `len` is not a multiple of `granule`, or either is 0.
+    /// If `len` is not a multiple of `granule`, that not one of a page, or either is 0.
     pub fn new(len: usize, granule: usize) -> SpanMap {
-        assert!(len > 0 && granule.is_power_of_two() && len.is_multiple_of(granule));
+        assert!(len > 0 && granule.is_power_of_two() && granule >= PAGE && len.is_multiple_of(granule));
         let mut map = SpanMap {
             len,
             granule,
@@ -229,7 +238,12 @@ impl SpanMap {
     }
 
     fn put(&mut self, offset: usize, segment: Segment) {
-        debug_assert!(segment.len > 0 && segment.len.is_multiple_of(self.granule));
+        debug_assert!(segment.len > 0 && segment.len.is_multiple_of(PAGE));
+        debug_assert!(match segment.state {
+            State::InUse => segment.usable <= segment.len,
+            State::Reserved | State::GivenUp => segment.usable == 0,
+            _ => segment.usable == segment.len,
+        });
         if let Some(index) = Self::index(segment.state) {
             self.available[index].insert((segment.len, offset));
         }
@@ -279,7 +293,6 @@ impl SpanMap {
         let (start, segment) = self.segment_of(offset).expect("inside the zone");
         if start != offset {
             self.take(start);
-            // Where in it the pages are is not known; their number stays right.
             let len = offset - start;
             let usable = segment.usable.min(len);
             self.put(start, Segment { len, usable, ..segment });
@@ -306,7 +319,7 @@ impl SpanMap {
         let candidates = &self.available[index];
         let close = candidates.range((len, 0)..).take(CANDIDATES).find_map(fits);
         // With a large alignment the close ones may all fail; one with room for the worst case can't.
-        close.or_else(|| candidates.range((len + align - self.granule, 0)..).find_map(fits))
+        close.or_else(|| candidates.range((len + align - PAGE, 0)..).find_map(fits))
     }
 
     /// The run of usable segments around `offset`, as far as needed for `len`: through memory that is backed in both directions
@@ -317,16 +330,13 @@ impl SpanMap {
             let usable = |segment: &Segment| {
                 Self::usable_for(segment.state, want, revocable) && (reserved_too || segment.state != State::Reserved)
             };
-            for (&at, segment) in self.segments.range(end..).take(CANDIDATES).take_while(|(_, segment)| usable(segment))
-            {
+            for (&at, segment) in self.segments.range(end..).take(RUN).take_while(|(_, segment)| usable(segment)) {
                 if end - start >= len {
                     break;
                 }
                 end = at + segment.len;
             }
-            for (&at, _) in
-                self.segments.range(..start).rev().take(CANDIDATES).take_while(|(_, segment)| usable(segment))
-            {
+            for (&at, _) in self.segments.range(..start).rev().take(RUN).take_while(|(_, segment)| usable(segment)) {
                 if end - start >= len {
                     break;
                 }
@@ -345,7 +355,7 @@ impl SpanMap {
             if size < len / 8 {
                 continue;
             }
-            let (start, end) = self.run_around(offset, len + align - self.granule, want, revocable);
+            let (start, end) = self.run_around(offset, len + align - PAGE, want, revocable);
             let aligned = start.next_multiple_of(align);
             if aligned + len <= end {
                 return Some(aligned);
@@ -410,25 +420,30 @@ impl SpanMap {
         }
     }
 
-    /// Takes back the span that begins at `offset`: its first `keep` bytes are retained, the rest is to be discarded.
-    /// Returns what is to be discarded, as offset and length.
+    /// Takes back the span that begins at `offset`, of which the first `backed` bytes may have pages: the first `keep` bytes are
+    /// retained, the rest of those with pages is to be discarded. Returns what is to be discarded, as offset and length.
     ///
     /// # Panics
     /// If no span in use begins there.
-    pub fn release(&mut self, offset: usize, keep: usize) -> Option<(usize, usize)> {
+    pub fn release(&mut self, offset: usize, backed: usize, keep: usize) -> Option<(usize, usize)> {
         assert!(self.in_use_at(offset).is_some());
         let segment = self.take(offset);
-        let keep = keep.min(segment.len) & !(self.granule - 1);
-        let kept = segment.usable.min(keep);
-        if keep < segment.len {
-            let rest =
-                Segment { len: segment.len - keep, state: State::Discarding, usable: segment.usable - kept, ..segment };
-            self.put(offset + keep, rest);
+        let marks = Marks { guarded: false, bare: false, ..segment.marks };
+        // What will be mapped anew is discarded whole.
+        let backed = if marks.remap() { segment.len } else { backed.min(segment.len).next_multiple_of(PAGE) };
+        let keep = if keep >= backed { backed } else { keep & !(self.granule - 1) };
+        if backed < segment.len {
+            let len = segment.len - backed;
+            self.put_joined(offset + backed, Segment { len, state: State::Reserved, marks, usable: 0 });
+        }
+        if keep < backed {
+            let len = backed - keep;
+            self.put(offset + keep, Segment { len, state: State::Discarding, marks, usable: len });
         }
         if keep > 0 {
-            self.put_joined(offset, Segment { len: keep, state: State::Dirty, usable: kept, ..segment });
+            self.put_joined(offset, Segment { len: keep, state: State::Dirty, marks, usable: keep });
         }
-        (keep < segment.len).then_some((offset + keep, segment.len - keep))
+        (keep < backed).then_some((offset + keep, backed - keep))
     }
 
     /// Undoes an allocation that could not be made accessible: every piece gets its state back.
@@ -463,12 +478,20 @@ impl SpanMap {
         Some(pieces)
     }
 
-    /// Makes the span at `offset` `len` bytes long, no longer than it is, of which `usable` may be used. As with
-    /// [`SpanMap::release`], the first `keep` bytes of what is cut off are retained and the rest is to be discarded.
+    /// Makes the span at `offset` `len` bytes long, no longer than it is, of which `usable` may be used; `backed` bytes of it may
+    /// have had pages. As with [`SpanMap::release`], the first `keep` bytes of what is cut off are retained and the rest is to be
+    /// discarded.
     ///
     /// # Panics
     /// If no span in use begins there.
-    pub fn shrink(&mut self, offset: usize, len: usize, usable: usize, keep: usize) -> Option<(usize, usize)> {
+    pub fn shrink(
+        &mut self,
+        offset: usize,
+        len: usize,
+        usable: usize,
+        backed: usize,
+        keep: usize,
+    ) -> Option<(usize, usize)> {
         let segment = self.in_use_at(offset).expect("a span in use begins here");
         assert!(len > 0 && len <= segment.len && usable <= len);
         self.take(offset);
@@ -476,9 +499,9 @@ impl SpanMap {
         if len == segment.len {
             return None;
         }
-        let beyond = segment.usable.saturating_sub(len);
-        self.put(offset + len, Segment { len: segment.len - len, usable: beyond, ..segment });
-        self.release(offset + len, keep)
+        let beyond = backed.saturating_sub(len);
+        self.put(offset + len, Segment { len: segment.len - len, usable: 0, ..segment });
+        self.release(offset + len, beyond, keep)
     }
 
     /// Sets marks on the span that `offset` lies in.
@@ -489,10 +512,10 @@ impl SpanMap {
         }
     }
 
-    /// Says that no guard lies behind the span at `offset` any more.
-    pub fn unmark_guard(&mut self, offset: usize) {
+    /// Says that no guard lies behind the span at `offset` any more, and that there may be pages.
+    pub fn unmark_tail(&mut self, offset: usize) {
         if let Some(segment) = self.segments.get_mut(&offset) {
-            segment.marks.guarded = false;
+            (segment.marks.guarded, segment.marks.bare) = (false, false);
         }
     }
 
@@ -530,8 +553,10 @@ impl SpanMap {
             .rev()
             .map(|(&offset, &segment)| (offset, segment))
             .find(|(_, segment)| matches!(segment.state, State::Dirty | State::Zeroed))?;
-        let len = segment.len.min(most);
-        let offset = start + segment.len - len;
+        // At a whole granule, so that no huge page is cut in two.
+        let end = start + segment.len;
+        let offset = (end.saturating_sub(most) & !(self.granule - 1)).max(start);
+        let len = end - offset;
         self.split_at(offset);
         let segment = self.take(offset);
         self.put(offset, Segment { state: State::Discarding, ..segment });
@@ -577,7 +602,7 @@ impl SpanMap {
     /// Takes the free segment at `offset` out of use for good: it counts as in use, and nobody has its address.
     pub fn lose(&mut self, offset: usize) {
         let segment = self.take(offset);
-        self.put(offset, Segment { state: State::InUse, marks: Marks::default(), usable: 0, ..segment });
+        self.put(offset, Segment { state: State::InUse, marks: Marks::default(), usable: 0, len: segment.len });
     }
 
     /// In a forked child: what its parent wiped or was mapped anew (`wiped`) is address space; whatever else a helper of the parent was at is dirty.
@@ -612,9 +637,14 @@ impl SpanMap {
         let (mut indexed, mut given_up) = (0, 0);
         for (&offset, segment) in &self.segments {
             assert_eq!(offset, at, "a gap or an overlap");
-            assert!(segment.len > 0 && segment.len.is_multiple_of(self.granule));
-            let unbacked = matches!(segment.state, State::Reserved | State::GivenUp);
-            assert!(segment.usable <= segment.len && (segment.usable == 0 || !unbacked));
+            assert!(segment.len > 0 && segment.len.is_multiple_of(PAGE));
+            if segment.state == State::InUse {
+                assert!(segment.len.is_multiple_of(self.granule) && offset.is_multiple_of(self.granule));
+                assert!(segment.usable <= segment.len);
+            } else {
+                let backed = !matches!(segment.state, State::Reserved | State::GivenUp);
+                assert_eq!(segment.usable, if backed { segment.len } else { 0 });
+            }
             match segment.state {
                 State::Reserved => sum.reserved += segment.len as u64,
                 State::InUse => sum.in_use += segment.len as u64,
@@ -661,7 +691,7 @@ mod tests {
         let mut map = map();
         let first = allocate(&mut map, 8, Want::Any);
         assert_eq!(first.pieces, [Piece { offset: 0, len: 8 * G, state: State::Reserved, backed: 0 }]);
-        map.release(first.offset, usize::MAX);
+        map.release(first.offset, usize::MAX, usize::MAX);
         let again = allocate(&mut map, 8, Want::Any);
         assert_eq!(again.pieces, [Piece { offset: 0, len: 8 * G, state: State::Dirty, backed: 8 * G }]);
     }
@@ -671,10 +701,10 @@ mod tests {
         let mut map = map();
         let (a, b) = (allocate(&mut map, 4, Want::Any), allocate(&mut map, 4, Want::Any));
         let gap = allocate(&mut map, 1, Want::Any);
-        map.release(a.offset, usize::MAX);
+        map.release(a.offset, usize::MAX, usize::MAX);
         let (offset, len) = map.begin_zeroing(usize::MAX, 3).unwrap();
         assert!(map.finish_zeroing(offset, 3, true));
-        map.release(b.offset, usize::MAX);
+        map.release(b.offset, usize::MAX, usize::MAX);
         assert_eq!((offset, len), (a.offset, 4 * G));
         assert_eq!(allocate(&mut map, 4, Want::Any).pieces[0].state, State::Dirty);
         assert_eq!(allocate(&mut map, 4, Want::Zeroes).pieces[0].state, State::Zeroed);
@@ -685,7 +715,7 @@ mod tests {
     fn a_span_can_be_put_together_from_retained_and_reserved_memory() {
         let mut map = map();
         let small = allocate(&mut map, 4, Want::Any);
-        map.release(small.offset, usize::MAX);
+        map.release(small.offset, usize::MAX, usize::MAX);
         let large = allocate(&mut map, 10, Want::Any);
         let states: Vec<State> = large.pieces.iter().map(|piece| piece.state).collect();
         assert_eq!((large.offset, states), (0, vec![State::Dirty, State::Reserved]));
@@ -695,7 +725,7 @@ mod tests {
     fn memory_that_is_being_zeroed_is_taken_from_its_helper() {
         let mut map = map();
         let span = allocate(&mut map, 8, Want::Any);
-        map.release(span.offset, usize::MAX);
+        map.release(span.offset, usize::MAX, usize::MAX);
         map.begin_zeroing(4 * G, 0).unwrap();
         let grant = allocate(&mut map, 6, Want::Zeroes);
         assert_eq!(grant.pieces[0], Piece { offset: 0, len: 4 * G, state: State::Zeroing(0), backed: 4 * G });
@@ -704,7 +734,7 @@ mod tests {
         // Where helpers can't be revoked, it is left alone.
         let mut map = SpanMap::new(64 * G, G);
         let span = map.allocate(8 * G, 8 * G, 1, Want::Any, false).unwrap();
-        map.release(span.offset, usize::MAX);
+        map.release(span.offset, usize::MAX, usize::MAX);
         map.begin_zeroing(8 * G, 0).unwrap();
         assert_eq!(map.allocate(6 * G, 6 * G, 1, Want::Zeroes, false).unwrap().pieces[0].state, State::Reserved);
     }
@@ -713,7 +743,7 @@ mod tests {
     fn memory_that_is_being_discarded_is_never_handed_out() {
         let mut map = SpanMap::new(8 * G, G);
         let span = allocate(&mut map, 8, Want::Any);
-        assert_eq!(map.release(span.offset, 2 * G), Some((2 * G, 6 * G)));
+        assert_eq!(map.release(span.offset, 8 * G, 2 * G), Some((2 * G, 6 * G)));
         assert_eq!(map.allocate(3 * G, 3 * G, 1, Want::Any, true), None);
         map.finish_discard(2 * G, 6 * G, false);
         map.check();
@@ -724,7 +754,7 @@ mod tests {
     fn what_cannot_be_made_accessible_is_undone() {
         let mut map = map();
         let span = allocate(&mut map, 4, Want::Any);
-        map.release(span.offset, usize::MAX);
+        map.release(span.offset, usize::MAX, usize::MAX);
         let before = map.bytes();
         let grant = allocate(&mut map, 8, Want::Any);
         map.undo(&grant);
@@ -737,7 +767,7 @@ mod tests {
         let mut map = map();
         let (first, gap, last) =
             (allocate(&mut map, 8, Want::Any), allocate(&mut map, 2, Want::Any), allocate(&mut map, 4, Want::Any));
-        let (offset, len) = map.release(gap.offset, 0).unwrap();
+        let (offset, len) = map.release(gap.offset, usize::MAX, 0).unwrap();
         map.finish_discard(offset, len, false);
         let mut given_up = map.give_up();
         given_up.sort_unstable();
@@ -750,7 +780,7 @@ mod tests {
             map.owns(0) && map.owns(last.offset) && !map.owns(gap.offset) && !map.owns(60 * G) && !map.owns(64 * G)
         );
         // What was in use then is used again, and only that.
-        let (offset, len) = map.release(first.offset, 0).unwrap();
+        let (offset, len) = map.release(first.offset, usize::MAX, 0).unwrap();
         map.finish_discard(offset, len, false);
         map.check();
         assert_eq!(allocate(&mut map, 8, Want::Any).offset, 0);
@@ -769,7 +799,7 @@ mod tests {
     #[derive(Debug, Clone)]
     enum Step {
         Allocate(usize, u32, bool),
-        Release(usize, usize),
+        Release(usize, usize, usize),
         Grow(usize, usize),
         Shrink(usize, usize, usize),
         BeginZeroing(usize),
@@ -782,7 +812,7 @@ mod tests {
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
             4 => (1usize..20, 0u32..6, any::<bool>()).prop_map(|(len, align, zero)| Step::Allocate(len, align, zero)),
-            3 => (any::<usize>(), 0usize..20).prop_map(|(which, keep)| Step::Release(which, keep)),
+            3 => (any::<usize>(), 0usize..20, 0usize..20).prop_map(|(which, bare, keep)| Step::Release(which, bare, keep)),
             1 => (any::<usize>(), 1usize..20).prop_map(|(which, more)| Step::Grow(which, more)),
             1 => (any::<usize>(), 1usize..20, 0usize..20).prop_map(|(which, len, keep)| Step::Shrink(which, len, keep)),
             2 => (1usize..20).prop_map(Step::BeginZeroing),
@@ -835,10 +865,13 @@ mod tests {
                             spans.push((start, len));
                         }
                     }
-                    Step::Release(which, keep) if !spans.is_empty() => {
+                    Step::Release(which, bare, keep) if !spans.is_empty() => {
                         let (start, len) = spans.swap_remove(which % spans.len());
-                        if let Some((offset, bytes)) = map.release(start * G, keep * G) {
-                            prop_assert_eq!(offset / G + bytes / G, start + len);
+                        // The program never touched the end of it.
+                        let backed = len - bare.min(len);
+                        memory[start + backed..start + len].fill(None);
+                        if let Some((offset, bytes)) = map.release(start * G, backed * G, keep * G) {
+                            prop_assert_eq!(offset / G + bytes / G, start + backed);
                             discards.push((offset / G, bytes / G));
                         }
                     }
@@ -856,7 +889,7 @@ mod tests {
                         let index = which % spans.len();
                         let (start, len) = spans[index];
                         let to = to.min(len);
-                        if let Some((offset, bytes)) = map.shrink(start * G, to * G, to * G, keep * G) {
+                        if let Some((offset, bytes)) = map.shrink(start * G, to * G, to * G, len * G, keep * G) {
                             discards.push((offset / G, bytes / G));
                         }
                         spans[index].1 = to;
@@ -898,33 +931,39 @@ mod tests {
 /// The hand-over of memory that a helper is zeroing to a thread that allocates it, in every interleaving.
 #[cfg(all(test, loom))]
 mod model {
+    use super::super::ahead::Ahead;
     use super::*;
-    use loom::sync::atomic::{AtomicU32, Ordering};
+    use crate::sys::memory::Range;
+    use loom::sync::atomic::Ordering;
     use loom::sync::{Arc, Mutex};
 
     const GRANULE: usize = 4096;
+    const ZONE: Range = Range { start: 0, len: GRANULE };
 
     struct Zone {
         map: Mutex<SpanMap>,
-        revoked: AtomicU32,
+        ahead: Ahead,
         /// The memory: one number. The lock stands for the restartable sequence: the flag is read and the zero written in one
         /// step, which the barrier (taking and opening the lock) can't fall into.
         memory: Mutex<u32>,
     }
 
-    /// What the background tick does.
-    fn zero_ahead(zone: &Zone) {
-        let mut map = zone.map.lock().unwrap();
-        let Some((offset, _)) = map.begin_zeroing(GRANULE, 0) else { return };
-        zone.revoked.store(0, Ordering::SeqCst);
-        drop(map);
-        let mut memory = zone.memory.lock().unwrap();
-        let whole = zone.revoked.load(Ordering::SeqCst) == 0;
-        if whole {
-            *memory = 0;
-        }
-        drop(memory);
-        zone.map.lock().unwrap().finish_zeroing(offset, 0, whole);
+    fn take_in(zone: &Zone, map: &mut SpanMap) {
+        zone.ahead.collect(ZONE, |done| {
+            map.finish_zeroing(done.range.start, done.slot, done.whole);
+        });
+    }
+
+    /// What a helper does, without the zone's lock.
+    fn help(zone: &Zone) {
+        zone.ahead.work(|_, revoked| {
+            let mut memory = zone.memory.lock().unwrap();
+            let whole = revoked.load(Ordering::Relaxed) == 0;
+            if whole {
+                *memory = 0;
+            }
+            (whole, 1)
+        });
     }
 
     #[test]
@@ -932,17 +971,22 @@ mod model {
         loom::model(|| {
             let mut map = SpanMap::new(GRANULE, GRANULE);
             let span = map.allocate(GRANULE, GRANULE, 1, Want::Any, true).unwrap();
-            map.release(span.offset, usize::MAX);
-            let zone = Arc::new(Zone { map: Mutex::new(map), revoked: AtomicU32::new(0), memory: Mutex::new(7) });
+            map.release(span.offset, usize::MAX, usize::MAX);
+            let zone = Zone { map: Mutex::new(map), ahead: Ahead::new(), memory: Mutex::new(7) };
+            zone.ahead.set_out(|slot| {
+                let (start, len) = zone.map.lock().unwrap().begin_zeroing(GRANULE, slot)?;
+                Some(Range { start, len })
+            });
+            let zone = Arc::new(zone);
             let helper = {
                 let zone = zone.clone();
-                loom::thread::spawn(move || zero_ahead(&zone))
+                loom::thread::spawn(move || help(&zone))
             };
             let mut map = zone.map.lock().unwrap();
+            take_in(&zone, &mut map);
             let grant = map.allocate(GRANULE, GRANULE, 1, Want::Zeroes, true).unwrap();
-            if let State::Zeroing(_) = grant.pieces[0].state {
-                zone.revoked.store(1, Ordering::SeqCst);
-                drop(zone.memory.lock().unwrap());
+            if let State::Zeroing(slot) = grant.pieces[0].state {
+                zone.ahead.revoke(slot, || drop(zone.memory.lock().unwrap()));
             }
             drop(map);
             if grant.pieces[0].state == State::Zeroed {
@@ -951,7 +995,10 @@ mod model {
             *zone.memory.lock().unwrap() = 42;
             helper.join().unwrap();
             assert_eq!(*zone.memory.lock().unwrap(), 42, "a late zero");
-            assert_eq!(zone.map.lock().unwrap().in_use_at(0).unwrap().len, GRANULE);
+            let mut map = zone.map.lock().unwrap();
+            take_in(&zone, &mut map);
+            assert_eq!(map.in_use_at(0).unwrap().len, GRANULE);
+            assert_eq!(zone.ahead.under_way(), 0);
         });
     }
 }
