@@ -123,14 +123,14 @@ add output/writing 90 output writing 12
 for pattern in growing growing-by-realloc ping-pong odd-sizes changing two-kinds mixed threads; do
     add "peak/$pattern" 60 peak "$pattern"
 done
-add peak/mixed/busy 90 peak_beside_others mixed
+for pattern in changing mixed; do
+    add "peak/$pattern/busy" 120 peak_beside_others "$pattern"
+done
 add peak/sparse-small-pages 60 peak sparse --huge-pages=off
 
 long=yes
-# Open: what huge pages do to a table of which little is touched; and spans of odd sizes, whose unused ends are mistaken for each
-# other's once they are free, so that more is kept than is known.
+# Open: what huge pages do to a table of which little is touched.
 add peak/sparse 60 peak sparse
-add peak/changing/busy 90 peak_beside_others changing
 add storm/long 900 program_over glibc storm 10000000
 add idle 120 program_over glibc idle 30
 add output/writing/long 300 output writing 100
