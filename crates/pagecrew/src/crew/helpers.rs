@@ -288,7 +288,8 @@ impl<E: Employer> Crew<E> {
         }
     }
 
-    /// Takes chunks of open jobs of `operation` until `enough` says so or none is left. Returns whether it did anything.
+    /// Takes chunks of open jobs of `operation` for which nobody waits until `enough` says so or none is left; where somebody waits,
+    /// he is at it himself. Returns whether it did anything.
     pub fn assist(&self, operation: Operation, mut enough: impl FnMut() -> bool) -> bool {
         let begin = clock::now_ns();
         let mut helped = false;
@@ -302,7 +303,7 @@ impl<E: Employer> Crew<E> {
             }
             // SAFETY: this thread is inside the job.
             let task = unsafe { *place.task.get() };
-            if task.operation == operation {
+            if task.operation == operation && !place.waiting.load(Ordering::Relaxed) {
                 while !enough()
                     && let Some(chunk) = place.job.take(self.chunk(place, operation), None)
                 {
