@@ -51,13 +51,14 @@ fn signals_are_passed_on() {
 
 #[test]
 fn signals_to_the_command_reach_the_program() {
-    // Under nohup it is ignored, and a shell can't trap what was ignored when it began.
-    // SAFETY: the default action of a signal is no code of ours.
-    unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };
+    let signals = [("TERM", libc::SIGTERM), ("HUP", libc::SIGHUP), ("USR1", libc::SIGUSR1), ("INT", libc::SIGINT)];
+    // A shell can't trap what was ignored when it began, as under nohup or in the background of another shell.
+    for (_, signal) in signals {
+        // SAFETY: the default action of a signal is no code of ours.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
     for way in WAYS {
-        for (name, signal) in
-            [("TERM", libc::SIGTERM), ("HUP", libc::SIGHUP), ("USR1", libc::SIGUSR1), ("INT", libc::SIGINT)]
-        {
+        for (name, signal) in signals {
             let script = format!("trap 'exit 7' {name}; echo ready; while :; do sleep 0.01; done");
             let (mut child, line) = start(run(way, &["sh", "-c", &script]));
             assert_eq!(line, "ready");
