@@ -57,7 +57,8 @@ invalid() {
     done
 }
 
-# The peak of each pattern, with Pagecrew at most a tenth above that without.
+# The peak of each pattern, with Pagecrew at most a tenth above that without (`more`: in percent).
+more=10
 peak() {
     local pattern=$1 without with
     shift
@@ -65,12 +66,13 @@ peak() {
     with=$(EXPECT_PAGECREW=1 "$pagecrew" run "$@" -- "$programs/peak" "$pattern")
     echo "$((without / 1024)) MiB without, $((with / 1024)) MiB with Pagecrew ($((with * 100 / without)) %)"
     # Kilobytes; 2 MiB are the library itself, its heap and a helper.
-    [ $((with * 10)) -le $((without * 11 + 20480)) ] || fail "more than 1.10 times the peak"
+    [ $((with * 100)) -le $((without * (100 + more) + 204800)) ] || fail "more than $more % above the peak"
 }
 
-# The same beside programs that take every CPU, so that helpers of the idle class get next to none.
+# The same beside programs that take every CPU, so that helpers of the idle class get next to none. The watcher has to wait for
+# its turn as well, and what a program grows by in one or two time slices comes on top.
 peak_beside_others() {
-    local others=() _
+    local others=() more=25 _
     for _ in $(seq $((2 * $(nproc)))); do
         sh -c 'while :; do :; done' &
         others+=($!)
