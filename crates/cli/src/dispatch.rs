@@ -15,7 +15,7 @@ Examples:
   pagecrew bench --json > out.jsonl   one object a line
 
 The objects have the fields bench, case, ours, peer, theirs, unit, ratio and better, where ratio says how \
-many times better ours is.")]
+many times better ours is: the median of the rounds' ratios, in which both sides met the same machine.")]
 pub struct BenchArguments {
     /// Which benches [default: all]
     #[arg(value_name = "NAME")]
