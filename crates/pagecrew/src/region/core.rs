@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Memory that is retained without a helper that watches over it: less than a new thread is worth.
+/// Memory that is retained without a watcher: less than a new thread is worth.
 const UNWATCHED: usize = 32 << 20;
 /// What a helper zeroes ahead at a time.
 const ZERO_STEP: usize = 4 << 20;
@@ -122,7 +122,7 @@ pub struct Core {
     last_call_ns: AtomicU64,
     /// When the watcher will look by itself; `u64::MAX` while it looks, 0 when it rests.
     next_look_ns: AtomicU64,
-    /// Zeroed bytes asked for since a helper last zeroed ahead, and whether any ever were.
+    /// Zeroed bytes asked for since the watcher last set some out, and whether any ever were.
     zeroes_wanted: AtomicUsize,
     wants_zeroes: AtomicBool,
     /// Bytes zeroed ahead that were used where zeroes were not needed, since then.
