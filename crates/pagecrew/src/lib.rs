@@ -18,10 +18,11 @@ pub mod crew;
 #[cfg(not(loom))]
 pub mod region;
 
-// Threads and system calls are not modelled by loom; the bookkeeping of spans and the zeroing ahead are.
+// Threads and system calls are not modelled by loom; the bookkeeping of spans, the zeroing ahead and the watcher's rest are.
 #[cfg(loom)]
 #[allow(missing_docs)]
 pub mod region {
     mod ahead;
+    mod look;
     pub mod spans;
 }

@@ -4,6 +4,7 @@
 
 use super::ahead::{Ahead, Done};
 use super::arena::{self, Arena, ZONE_ALIGN};
+use super::look::NextLook;
 use super::options::Options;
 use super::policy::{LowWater, ZeroDemand, expected_growth, first_peak};
 use super::signals::SignalReader;
@@ -120,8 +121,7 @@ pub struct Core {
     machine: usize,
     largest: usize,
     last_call_ns: AtomicU64,
-    /// When the watcher will look by itself; `u64::MAX` while it looks, 0 when it rests.
-    next_look_ns: AtomicU64,
+    next_look: NextLook,
     /// Zeroed bytes asked for since the watcher last set some out, and whether any ever were.
     zeroes_wanted: AtomicUsize,
     wants_zeroes: AtomicBool,
@@ -224,7 +224,7 @@ impl Core {
             machine: total,
             largest,
             last_call_ns: AtomicU64::new(now),
-            next_look_ns: AtomicU64::new(0),
+            next_look: NextLook::new(),
             zeroes_wanted: AtomicUsize::new(0),
             wants_zeroes: AtomicBool::new(false),
             zeroes_wasted: AtomicUsize::new(0),
@@ -582,11 +582,9 @@ impl Core {
     /// Sees to it that the watcher looks at what is retained, and starts zeroing where zeroes are in demand.
     pub fn wake(&self, crew: &RegionCrew, freed: usize) {
         let zeroes = self.options.zero && freed >= ZERO_STEP && self.wants_zeroes.load(Ordering::Relaxed);
-        let retained = self.retained();
-        let due = self.next_look_ns.load(Ordering::Relaxed);
         // Room may come back: the limit is raised, others leave the group.
-        let cramped = self.cramped.load(Ordering::Relaxed);
-        if (zeroes || ((retained >= UNWATCHED || cramped) && due == 0)) && !crew.watch() {
+        let worth_watching = self.retained() >= UNWATCHED || self.cramped.load(Ordering::Relaxed);
+        if (zeroes || (worth_watching && self.next_look.rests())) && !crew.watch() {
             self.discard_down_to(crew, UNWATCHED);
         }
     }
@@ -770,7 +768,7 @@ impl Core {
         self.peak_live.store(0, Ordering::Relaxed);
         self.resident_at_start.store(0, Ordering::Relaxed);
         self.target.store(0, Ordering::Relaxed);
-        self.next_look_ns.store(0, Ordering::Relaxed);
+        self.next_look.reset();
         self.revocable.store(false, Ordering::Relaxed);
         self.ahead.reset();
         self.cramped.store(false, Ordering::Relaxed);
@@ -811,18 +809,16 @@ impl Employer for Core {
     fn watch(&self, crew: &RegionCrew) -> Tick {
         let now = clock::now_ns();
         self.zero_ahead(crew, now);
-        let due = self.next_look_ns.load(Ordering::Relaxed);
-        if due != u64::MAX && now < due {
-            return Tick::Wait(Duration::from_nanos(due - now));
+        if let Err(early) = self.next_look.begin(now) {
+            return Tick::Wait(Duration::from_nanos(early));
         }
-        self.next_look_ns.store(u64::MAX, Ordering::Relaxed);
         let mut watch = lock(&self.watch);
         let retained = self.retained();
         let least = self.least_retained.swap(retained, Ordering::Relaxed).min(retained);
         watch.low_water.note(least, now);
         watch.low_water.note(retained, now);
         if retained + self.discarding() == 0 && !self.cramped.load(Ordering::Relaxed) {
-            return self.pause(now, retained);
+            return self.pause(now);
         }
         let surplus = watch.low_water.surplus(retained);
         let sample = self.sample(&mut watch, now);
@@ -844,7 +840,7 @@ impl Employer for Core {
             // What only lacks need may take its time; what there should not be is taken care of even where helpers get no CPU.
             crew.assist(Operation::Discard, || self.retained() + self.discarding() <= sample.bound);
         }
-        if again { Tick::Again } else { self.pause(now, retained) }
+        if again { Tick::Again } else { self.pause(now) }
     }
 
     fn counters(&self) -> &Counters {
@@ -854,19 +850,18 @@ impl Employer for Core {
 
 impl Core {
     /// When the watcher should look next.
-    fn pause(&self, now: u64, retained: usize) -> Tick {
+    fn pause(&self, now: u64) -> Tick {
+        let free = || self.retained() + self.discarding();
         let active = now < self.last_call_ns.load(Ordering::Relaxed) + ACTIVE_NS;
         let cramped = active && self.cramped.load(Ordering::Relaxed);
-        let discarding = self.discarding();
-        if retained + discarding == 0 && !cramped {
-            self.next_look_ns.store(0, Ordering::Relaxed);
-            return Tick::Rest;
+        if free() == 0 && !cramped {
+            return if self.next_look.rest(|| free() > 0) { Tick::Rest } else { Tick::Again };
         }
         // A program that grows outside the region may use up what retention may exceed its target by before the next look, whether
         // or not it calls here meanwhile. In an idle one, what is retained decays, and the looks with it.
-        let lead = Duration::from_micros((self.slack(retained) / GROWTH_PER_US) as u64);
-        let pause = if retained + discarding == 0 { CRAMPED_PAUSE } else { lead.clamp(LEAST_PAUSE, MOST_PAUSE) };
-        self.next_look_ns.store(now + pause.as_nanos() as u64, Ordering::Relaxed);
+        let lead = Duration::from_micros((self.slack(self.retained()) / GROWTH_PER_US) as u64);
+        let pause = if free() == 0 { CRAMPED_PAUSE } else { lead.clamp(LEAST_PAUSE, MOST_PAUSE) };
+        self.next_look.again_at(now + pause.as_nanos() as u64);
         Tick::Wait(pause)
     }
 }

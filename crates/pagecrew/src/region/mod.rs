@@ -21,6 +21,7 @@ mod ahead;
 mod arena;
 mod core;
 mod exit;
+mod look;
 mod options;
 pub mod policy;
 mod signals;
