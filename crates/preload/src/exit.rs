@@ -64,6 +64,9 @@ fn finish(status: i32, flush: bool) {
         return;
     }
     end_stats();
+    if let Some(region) = state::existing_region() {
+        region.hurry_helpers();
+    }
     let wanted = state::start().is_some_and(|start| start.options.exit);
     if !wanted || !Region::worth_giving_back() || (!flush && in_handler()) || !HEAP.unlocked() || HEAP.outgrown() {
         return;

@@ -41,6 +41,38 @@ pub fn helpers_wanted(demand: Demand, means: Means) -> usize {
     worth.clamp(1, most.max(1)).min(most)
 }
 
+/// Who wants the machine's CPUs at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    /// CPUs that are online.
+    pub cpus: usize,
+    /// Tasks that run or wait for a CPU, all of them.
+    pub running: usize,
+    /// Of those, this crew's helpers that are at work.
+    pub helpers: usize,
+}
+
+impl Load {
+    /// Whether there is a CPU that nobody else wants, for the one of the crew's helpers at work that `before` others come before.
+    ///
+    /// A thread of the idle class that others keep from running is worse than none: a process can't end, nor run another program,
+    /// before each of its threads has had a moment of CPU time, and that moment may come after seconds.
+    pub fn leaves_room(&self, before: usize) -> bool {
+        let others = self.running.saturating_sub(self.helpers);
+        before < self.cpus.saturating_sub(others)
+    }
+}
+
+/// How long helpers keep away when they have found the CPUs taken for the `times`-th time in a row, in nanoseconds.
+pub fn keep_away_ns(times: u32) -> u64 {
+    KEEP_AWAY_NS << times.saturating_sub(1).min(KEEP_AWAY_DOUBLED)
+}
+
+/// The first time they keep away for 20 ms: several time slices of others.
+const KEEP_AWAY_NS: u64 = 20_000_000;
+/// And at most for 640 ms.
+const KEEP_AWAY_DOUBLED: u32 = 5;
+
 /// Time that a chunk should take, in microseconds.
 const CHUNK_US: usize = 1000;
 /// The same for what is given back while nobody waits.
@@ -124,6 +156,38 @@ mod tests {
         let demand = Demand { bytes: 64 * GIB, rate: 10_000 };
         let with = |limit| helpers_wanted(demand, Means { cpus: 64, quota_milli: None, limit: Some(limit) });
         assert_eq!((with(0), with(3), with(1000)), (0, 3, MAX_HELPERS));
+    }
+
+    #[test]
+    fn helpers_work_on_cpus_that_nobody_else_wants() {
+        let room = |cpus, others, helpers| {
+            let load = Load { cpus, running: others + helpers, helpers };
+            (0..helpers).filter(|&before| load.leaves_room(before)).count()
+        };
+        // Beside the program's own thread.
+        assert_eq!((room(2, 1, 1), room(16, 1, 15)), (1, 15));
+        // Every CPU has somebody else.
+        assert_eq!((room(2, 2, 1), room(2, 5, 1), room(1, 1, 1)), (0, 0, 0));
+        for cpus in [1usize, 2, 64, 256] {
+            for others in 0..2 * cpus {
+                for helpers in 1..=MAX_HELPERS {
+                    let working = room(cpus, others, helpers);
+                    assert!(working == helpers || working == cpus.saturating_sub(others), "{cpus} {others} {helpers}");
+                }
+            }
+        }
+        // A count that was read while tasks came and went.
+        assert!(Load { cpus: 2, running: 0, helpers: 1 }.leaves_room(0));
+    }
+
+    #[test]
+    fn helpers_that_were_turned_away_come_back_less_and_less_often() {
+        let times: Vec<u64> = (0..9).map(keep_away_ns).collect();
+        assert!(times.windows(2).all(|pair| pair[0] <= pair[1]));
+        assert_eq!(
+            (times[1], times[2], times[8], keep_away_ns(u32::MAX)),
+            (20_000_000, 40_000_000, 640_000_000, 640_000_000)
+        );
     }
 
     #[test]

@@ -9,6 +9,7 @@
 
 use super::bell::Bell;
 use super::boost::Boost;
+use super::contention::{Contention, Found};
 use super::governor::{Demand, MAX_HELPERS, Means, chunk_bytes, helpers_wanted};
 use super::job::{Chunk, GRAIN, Job, Left};
 use super::operation::{Bypass, OPERATIONS, Operation};
@@ -28,12 +29,14 @@ const PLACES: usize = 64;
 
 /// A helper without work ends after this long.
 const LINGER: Duration = Duration::from_secs(30);
+/// And after this long where it has to stay in the idle class: a process can't end before such a thread has had its turn.
+const LINGER_IDLE: Duration = Duration::from_millis(50);
+/// While the CPUs are others', the watcher works on what was left this much of the time: a fifth.
+const LEFT_NS: u64 = 1_000_000;
+const LEFT_PAUSE: Duration = Duration::from_millis(5);
 
 /// How long a waiting caller gives helpers to end their last chunks before it takes them over: twice a chunk's usual time.
 const PATIENCE_NS: u64 = 200_000;
-
-/// After a helper was found not running, waiting callers work alone for this long: the CPUs are busy with others.
-const CONTENDED_NS: u64 = 20_000_000;
 
 /// The rate that is assumed before anything was measured: 10 GB/s.
 const FIRST_RATE: usize = 10_000;
@@ -120,6 +123,8 @@ struct Helper {
     /// An address in its stack.
     stack: AtomicUsize,
     boost: Boost,
+    /// Whether it works or is about to.
+    at_work: AtomicBool,
 }
 
 /// What starting threads takes. Only threads that start some hold its lock.
@@ -157,7 +162,7 @@ struct Shared<E> {
     cpus: CpuSet,
     topology: Topology,
     quota_milli: AtomicU64,
-    contended_until: AtomicU64,
+    contention: Contention,
     /// Whether helpers can be revoked: 0 unknown, 1 yes, 2 no. Registered anew in a forked child.
     revocation: AtomicU32,
 }
@@ -198,7 +203,12 @@ impl<E: Employer> Crew<E> {
                 .map(|_| Place { job: Job::new(), task: UnsafeCell::new(task), waiting: AtomicBool::new(false) })
                 .collect(),
             helpers: (0..THREADS)
-                .map(|_| Helper { thread: AtomicI32::new(0), stack: AtomicUsize::new(0), boost: Boost::new() })
+                .map(|_| Helper {
+                    thread: AtomicI32::new(0),
+                    stack: AtomicUsize::new(0),
+                    boost: Boost::new(),
+                    at_work: AtomicBool::new(false),
+                })
                 .collect(),
             bell: Bell::new(),
             watcher_bell: Bell::new(),
@@ -209,7 +219,7 @@ impl<E: Employer> Crew<E> {
             cpus,
             topology,
             quota_milli: AtomicU64::new(NO_QUOTA),
-            contended_until: AtomicU64::new(0),
+            contention: Contention::new(),
             revocation: AtomicU32::new(0),
         };
         Crew { shared: Arc::new(shared), owner: true }
@@ -290,7 +300,11 @@ impl<E: Employer> Crew<E> {
 
     /// Takes chunks of open jobs of `operation` for which nobody waits until `enough` says so or none is left; where somebody waits,
     /// he is at it himself. Returns whether it did anything.
-    pub fn assist(&self, operation: Operation, mut enough: impl FnMut() -> bool) -> bool {
+    pub fn assist(&self, operation: Operation, enough: impl FnMut() -> bool) -> bool {
+        self.assist_with(|other| other == operation, enough)
+    }
+
+    fn assist_with(&self, wanted: impl Fn(Operation) -> bool, mut enough: impl FnMut() -> bool) -> bool {
         let begin = clock::now_ns();
         let mut helped = false;
         self.collect();
@@ -303,9 +317,9 @@ impl<E: Employer> Crew<E> {
             }
             // SAFETY: this thread is inside the job.
             let task = unsafe { *place.task.get() };
-            if task.operation == operation && !place.waiting.load(Ordering::Relaxed) {
+            if wanted(task.operation) && !place.waiting.load(Ordering::Relaxed) {
                 while !enough()
-                    && let Some(chunk) = place.job.take(self.chunk(place, operation), None)
+                    && let Some(chunk) = place.job.take(self.chunk(place, task.operation), None)
                 {
                     // SAFETY: whoever published the task gave the range to the crew, and a chunk is taken by one thread alone.
                     unsafe { self.perform(place, &task, chunk, None) };
@@ -320,8 +334,12 @@ impl<E: Employer> Crew<E> {
         helped
     }
 
-    /// Wakes or starts helpers for `bytes` of work. Returns whether there is at least one.
+    /// Wakes or starts helpers for `bytes` of work, or leaves it to the watcher while others want the CPUs. Returns whether there is
+    /// somebody to do it.
     pub fn call(&self, bytes: usize, operation: Operation) -> bool {
+        if self.shared.contention.now() && self.leave_to_watcher() {
+            return true;
+        }
         let demand = Demand { bytes, rate: self.shared.rates[operation.index()].load(Ordering::Relaxed) };
         let quota = self.shared.quota_milli.load(Ordering::Relaxed);
         let means = Means {
@@ -403,6 +421,23 @@ impl<E: Employer> Crew<E> {
         })
     }
 
+    /// Whether others want the CPUs, so that helpers keep away for a while.
+    pub fn contended(&self) -> bool {
+        self.shared.contention.now()
+    }
+
+    /// The threads that wanted the CPUs have been stopped.
+    pub fn uncontended(&self) {
+        self.shared.contention.over();
+    }
+
+    /// Lets helpers that are at work have CPU time soon, where the user may: the process is about to end, which it can't before each of
+    /// them has had some.
+    pub fn hurry(&self) {
+        let at_work = |&worker: &usize| self.shared.helpers[worker].at_work.load(Ordering::Relaxed);
+        (0..MAX_HELPERS).filter(at_work).for_each(|worker| self.boost(worker));
+    }
+
     /// Whether a helper can be stopped in the middle of zeroing, so that nobody ever waits for it.
     pub fn revocation(&self) -> bool {
         match self.shared.revocation.load(Ordering::Relaxed) {
@@ -434,7 +469,12 @@ impl<E: Employer> Crew<E> {
         starting.retry_ns = 0;
         shared.bell.reset();
         shared.watcher_bell.reset();
-        shared.helpers.iter().for_each(|helper| helper.thread.store(0, Ordering::Relaxed));
+        shared.helpers.iter().for_each(|helper| {
+            helper.thread.store(0, Ordering::Relaxed);
+            helper.at_work.store(false, Ordering::Relaxed);
+        });
+        shared.contention.over();
+        shared.contention.seen_to();
         shared.places.iter().for_each(|place| place.job.reset());
         shared.revocation.store(0, Ordering::Relaxed);
     }
@@ -449,14 +489,14 @@ impl<E: Employer> Crew<E> {
         self.shared.limit != Some(0)
             && task.range.len / rate >= 200
             && self.shared.cpus.count() > 1
-            && clock::now_ns() >= self.shared.contended_until.load(Ordering::Relaxed)
+            && !self.shared.contention.now()
             && (task.operation.bypass() != Bypass::Revoke || self.revocation() || self.can_boost())
     }
 
     /// Opens a place for `task`; `None` if all are taken.
     fn open(&self, task: Task, waiting: bool) -> Option<&Place> {
-        // Helpers hand what they have finished over to it.
-        if task.report && self.shared.watcher_bell.listeners() == 0 {
+        // Helpers hand over to it what they have finished, and what they have to leave.
+        if (task.report || !waiting) && self.shared.watcher_bell.listeners() == 0 {
             self.start_watcher();
         }
         let place = self.shared.places.iter().find(|place| place.job.claim())?;
@@ -559,7 +599,7 @@ impl<E: Employer> Crew<E> {
         if holders().next().is_none() {
             return;
         }
-        self.shared.contended_until.store(clock::now_ns() + CONTENDED_NS, Ordering::Relaxed);
+        self.shared.contention.found();
         let mut bypass = task.operation.bypass();
         if bypass == Bypass::Revoke {
             place.job.revoked().store(1, Ordering::SeqCst);
@@ -662,17 +702,21 @@ impl<E: Employer> Crew<E> {
         let _ = sched::set_slice(WATCHER_SLICE_NS);
         let bell = &self.shared.watcher_bell;
         let mut last_work = clock::now_ns();
+        let mut next_left = 0;
         loop {
             let heard = bell.hear();
             self.collect();
             let tick = self.employer().watch(self);
+            let left = self.see_to_what_was_left(&mut next_left);
             let now = clock::now_ns();
             let pause = match tick {
                 Tick::Again => Duration::ZERO,
+                Tick::Wait(pause) if left => pause.min(LEFT_PAUSE),
+                Tick::Rest if left => LEFT_PAUSE,
                 Tick::Wait(pause) => pause,
                 Tick::Rest => LINGER,
             };
-            if tick != Tick::Rest {
+            if tick != Tick::Rest || left {
                 last_work = now;
             }
             let over = self.shared.stop.load(Ordering::SeqCst) || now - last_work >= LINGER.as_nanos() as u64;
@@ -686,13 +730,60 @@ impl<E: Employer> Crew<E> {
         }
     }
 
-    /// The life of helper `number`.
+    /// Sees to what helpers have left to those who want the CPUs: calls helpers once they need no longer keep away, and until then
+    /// does a little of it. Returns whether there is more. Called by the watcher.
+    fn see_to_what_was_left(&self, next_ns: &mut u64) -> bool {
+        let contention = &self.shared.contention;
+        if !contention.left() {
+            return false;
+        }
+        let left = || self.shared.places.iter().filter(|place| place.job.has_chunks());
+        if left().next().is_none() {
+            contention.seen_to();
+            return false;
+        }
+        let now = clock::now_ns();
+        if contention.now() {
+            if now >= *next_ns {
+                self.assist_with(|_| true, || clock::now_ns() >= now + LEFT_NS);
+                *next_ns = now + LEFT_PAUSE.as_nanos() as u64;
+            }
+            return true;
+        }
+        contention.seen_to();
+        self.call(left().map(|place| place.job.left() * GRAIN).sum(), Operation::Discard);
+        false
+    }
+
+    /// Whether there is a CPU for helper `number`, which is about to work.
+    fn has_room(&self, number: usize, found: &mut Found, cpus: usize) -> bool {
+        self.shared.helpers[number].at_work.store(true, Ordering::Relaxed);
+        let at_work = |helper: &&Helper| helper.at_work.load(Ordering::Relaxed);
+        let helpers = &self.shared.helpers[..MAX_HELPERS];
+        let room = self.shared.contention.leaves_room(found, cpus, || {
+            (helpers.iter().filter(at_work).count(), helpers[..number].iter().filter(at_work).count())
+        });
+        if room || !self.leave_to_watcher() {
+            return true;
+        }
+        self.counters().turned_away.add(1);
+        false
+    }
+
+    /// Has the watcher see to what helpers leave. Returns whether there is a watcher.
+    fn leave_to_watcher(&self) -> bool {
+        self.shared.contention.leave();
+        self.ring_watcher()
+    }
+
+    /// The life of helper `number`: it works in the idle class and sleeps in the ordinary one, where the user may go back to that.
     fn help(&self, number: usize) {
         let me = &self.shared.helpers[number];
         let node = number % self.shared.topology.nodes();
         self.settle_on(node);
-        let _ = sched::set_class(0, Class::Idle);
         self.revocation();
+        let cpus = sched::online_cpus();
+        let (mut idle, mut found) = (false, Found::default());
         let mut quota_read = 0;
         let mut last_work = clock::now_ns();
         loop {
@@ -701,24 +792,31 @@ impl<E: Employer> Crew<E> {
                 quota_read = clock::now_ns();
                 self.shared.quota_milli.store(cgroup::cpu().map_or(NO_QUOTA, |cpu| cpu.quota_milli), Ordering::Relaxed);
             }
-            if self.work_on_board(number, node) || self.employer().work_ahead(self) {
-                last_work = clock::now_ns();
-                continue;
+            if self.has_room(number, &mut found, cpus) {
+                idle = idle || sched::set_class(0, Class::Idle).is_ok();
+                let room = |found: &mut Found| self.has_room(number, found, cpus);
+                if self.work_on_board(number, node, || room(&mut found)) || self.employer().work_ahead(self) {
+                    last_work = clock::now_ns();
+                    continue;
+                }
             }
+            me.at_work.store(false, Ordering::Relaxed);
+            idle = idle && sched::set_class(0, Class::Normal).is_err();
+            let linger = if idle { LINGER_IDLE } else { LINGER };
             let over =
-                self.shared.stop.load(Ordering::SeqCst) || clock::now_ns() - last_work >= LINGER.as_nanos() as u64;
+                self.shared.stop.load(Ordering::SeqCst) || clock::now_ns() - last_work >= linger.as_nanos() as u64;
             if over && self.shared.bell.end(heard) {
                 me.thread.store(0, Ordering::Release);
                 return;
             }
             if !over {
-                self.shared.bell.sleep(heard, LINGER);
+                self.shared.bell.sleep(heard, linger);
             }
         }
     }
 
-    /// Works on open jobs until none has chunks left. Returns whether there was one.
-    fn work_on_board(&self, number: usize, node: usize) -> bool {
+    /// Works on open jobs until none has chunks left or there is no `room` for it any more. Returns whether there was one.
+    fn work_on_board(&self, number: usize, node: usize, mut room: impl FnMut() -> bool) -> bool {
         let me = &self.shared.helpers[number];
         let idle = || {
             let _ = sched::set_class(0, Class::Idle);
@@ -736,7 +834,9 @@ impl<E: Employer> Crew<E> {
                     self.leave_as_helper(place, task);
                     continue;
                 }
-                while let Some(chunk) = place.job.take(self.chunk(place, task.operation), Some(number)) {
+                while room()
+                    && let Some(chunk) = place.job.take(self.chunk(place, task.operation), Some(number))
+                {
                     worked = true;
                     // SAFETY: this thread is inside the job and took the chunk.
                     let whole = unsafe { self.perform(place, &task, chunk, Some(number)) };
@@ -767,6 +867,7 @@ impl<E: Employer> Drop for Crew<E> {
             return;
         }
         self.shared.stop.store(true, Ordering::SeqCst);
+        self.hurry();
         self.shared.bell.ring(THREADS);
         self.shared.watcher_bell.ring(1);
         let handles: Vec<_> = lock(&self.shared.starting).handles.iter_mut().filter_map(Option::take).collect();
@@ -877,7 +978,7 @@ mod tests {
             let mut times: Vec<u64> = (0..21)
                 .map(|_| {
                     bytes(range).fill(0xa5);
-                    crew.shared.contended_until.store(0, Ordering::Relaxed);
+                    crew.shared.contention.over();
                     let begin = clock::now_ns();
                     // SAFETY: the range is this test's.
                     unsafe { crew.run(task(Operation::Zero, range)) };
@@ -894,24 +995,65 @@ mod tests {
     }
 
     #[test]
-    fn helpers_are_idle_class_threads_without_signals() {
+    fn helpers_work_in_the_idle_class_and_without_signals() {
         let crew = crew(None);
-        let range = filled(32 << 20);
-        // SAFETY: the range is this test's.
-        unsafe { crew.run(task(Operation::Zero, range)) };
-        let begin = clock::now_ns();
-        while clock::now_ns() < begin + 5_000_000_000 && crew.helper_threads().any(|thread| thread < 0) {
-            std::thread::yield_now();
-        }
-        std::thread::sleep(Duration::from_millis(100));
-        for thread in crew.helper_threads() {
+        let range = filled(64 << 20);
+        let deadline = clock::now_ns() + 60_000_000_000;
+        let class = |thread| {
             // SAFETY: takes a thread number and returns a policy.
-            assert_eq!(unsafe { libc::sched_getscheduler(thread) }, libc::SCHED_IDLE);
+            unsafe { libc::sched_getscheduler(thread) }
+        };
+        let helper = |thread: &i32| {
+            let name = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm")).unwrap_or_default();
+            name.starts_with("pagecrew/") && name != "pagecrew/watch\n"
+        };
+        let mut worked_idle = false;
+        while !worked_idle {
+            assert!(clock::now_ns() < deadline, "no helper was seen at work within a minute");
+            // SAFETY: the range is this test's, which waits for the end below.
+            unsafe { crew.submit(task(Operation::Zero, range)) };
+            while crew.shared.places.iter().any(|place| place.job.has_chunks()) && clock::now_ns() < deadline {
+                worked_idle |= crew.helper_threads().any(|thread| thread > 0 && class(thread) == libc::SCHED_IDLE);
+            }
+            crew.shared.contention.over();
+        }
+        for thread in crew.helper_threads().filter(helper) {
             let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
             let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t")).unwrap();
             // Everything but SIGKILL, SIGSTOP and the two numbers that glibc keeps for itself.
             assert_eq!(u64::from_str_radix(blocked, 16).unwrap() | 0x1_8004_0100, u64::MAX, "{blocked}");
-            assert!(status.starts_with("Name:\tpagecrew/"), "{status}");
         }
+        // With nothing to do, one either sleeps in the ordinary class or ends soon: else the process could not end.
+        while crew.helper_threads().any(|thread| thread < 0 || class(thread) == libc::SCHED_IDLE) {
+            assert!(clock::now_ns() < deadline, "a helper without work stays in the idle class");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Threads on every CPU and more: helpers keep away, and the work is done all the same.
+    #[test]
+    fn work_left_to_others_is_done_by_the_watcher() {
+        let crew = crew(None);
+        let range = filled(64 << 20);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 * sched::online_cpus() {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        std::hint::spin_loop()
+                    }
+                });
+            }
+            // SAFETY: the range is this test's, which waits for the end below.
+            unsafe { crew.submit(task(Operation::Zero, range)) };
+            let deadline = clock::now_ns() + 60_000_000_000;
+            while !crew.shared.places.iter().all(|place| place.job.is_free()) {
+                assert!(clock::now_ns() < deadline, "not done after a minute");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(bytes(range).iter().all(|&byte| byte == 0));
+            assert!(crew.counters().turned_away.get() > 0);
+        });
     }
 }

@@ -19,6 +19,8 @@
 
 mod bell;
 mod boost;
+#[cfg(not(loom))]
+mod contention;
 mod governor;
 // Under loom only the job protocol is built: the rest of the crew is threads and system calls.
 #[cfg(not(loom))]

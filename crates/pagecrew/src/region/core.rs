@@ -606,6 +606,11 @@ impl Core {
         if !self.options.zero {
             return;
         }
+        if crew.contended() {
+            // Nobody will take it soon.
+            self.call_off_zeroing();
+            return;
+        }
         self.revocable.store(crew.revocation() && zero::revocable(), Ordering::Relaxed);
         let zeroed: u64 = self.zones.iter().map(|zone| self.take_in_all(zone)).sum();
         let mut missing = goal.saturating_sub(zeroed as usize + self.ahead.under_way());

@@ -116,6 +116,7 @@ impl Region {
         if !stopped {
             return;
         }
+        self.crew.uncontended();
         for range in spans.0.iter().chain(&list.0) {
             if range.len > 0 {
                 // SAFETY: every thread that could use the range has stopped for good, and nothing that this one or the helpers
@@ -123,6 +124,13 @@ impl Region {
                 unsafe { self.crew.run(Task { operation: Operation::Discard, range: *range, node: 0, report: false }) };
             }
         }
+        self.hurry_helpers();
+    }
+
+    /// Lets helpers that are at work have CPU time soon, where the user may: a process can't end before each of its threads has had
+    /// some, and those of the idle class wait for it while others want the CPUs.
+    pub fn hurry_helpers(&self) {
+        self.crew.hurry();
     }
 
     /// Holds the zones and the crew while threads are stopped, so that none of them stops inside a lock that is needed later;

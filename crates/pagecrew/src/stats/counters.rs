@@ -89,6 +89,7 @@ counters! {
     stragglers_bypassed, Count, "Chunks taken back from a helper that was not running, instead of waiting for it.";
     boosts, Count, "Helpers moved to the ordinary scheduling class until their chunk was done.";
     helper_starts, Count, "Helper threads started.";
+    turned_away, Count, "Times that a helper found every CPU wanted by others and kept away.";
     pressure_trims, Count, "Times that memory pressure or a limit made retained memory go back at once.";
     decayed_bytes, Bytes, "Retained bytes given back because nothing needed them for the decay time.";
 }

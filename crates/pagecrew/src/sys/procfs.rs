@@ -98,6 +98,17 @@ pub fn resident_and_peak() -> Result<(usize, usize), Errno> {
     field("VmRSS:").zip(field("VmHWM:")).ok_or(Errno(libc::EILSEQ))
 }
 
+/// Tasks of the machine that run or wait for a CPU at this moment, the calling one included (`/proc/loadavg`).
+///
+/// # Errors
+/// Those of [`read`].
+pub fn running_tasks() -> Result<usize, Errno> {
+    let mut buffer = [0; 128];
+    let text = read(c"/proc/loadavg", &mut buffer)?;
+    let running = || text.split_ascii_whitespace().nth(3)?.split('/').next()?.parse().ok();
+    running().ok_or(Errno(libc::EILSEQ))
+}
+
 /// The machine's memory (`/proc/meminfo`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryInfo {

@@ -130,6 +130,12 @@ pub fn set_affinity(set: &CpuSet) -> Result<(), Errno> {
     Errno::check(unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set.0) } as libc::c_long).map(drop)
 }
 
+/// CPUs of the machine that are online. Reads a file.
+pub fn online_cpus() -> usize {
+    // SAFETY: takes a number and returns one.
+    unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN).max(1) as usize }
+}
+
 /// The CPU that the calling thread runs on at this moment.
 pub fn current_cpu() -> usize {
     // SAFETY: takes nothing; glibc answers from the rseq area or the vDSO.

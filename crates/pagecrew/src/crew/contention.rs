@@ -1,0 +1,129 @@
+//! Whether others want the CPUs that helpers would work on.
+//!
+//! The idle class alone does not keep helpers out of the way. One that is runnable and gets no CPU time keeps its process from ending
+//! and from running another program, for seconds, and keeps what it holds in the kernel. So a helper looks whether there is a CPU
+//! for it before it begins and every few milliseconds while it works, and keeps away while there is none. What it leaves, the
+//! watcher sees to.
+
+use super::governor::{Load, keep_away_ns};
+use crate::sys::{clock, procfs};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// A helper that works looks again after this long.
+const LOOK_NS: u64 = 2_000_000;
+/// So many looks in a row have to find the CPUs taken: something that runs for a moment is no reason.
+const LOOKS: usize = 3;
+/// And so far apart they are.
+const APART_NS: u64 = 20_000;
+
+/// See the module.
+pub(super) struct Contention {
+    /// Until when helpers keep away.
+    until_ns: AtomicU64,
+    /// How often in a row they were turned away.
+    times: AtomicU32,
+    /// Whether work was left.
+    left: AtomicBool,
+}
+
+/// When a helper last found a CPU for itself.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    at_ns: u64,
+}
+
+impl Contention {
+    pub fn new() -> Contention {
+        Contention { until_ns: AtomicU64::new(0), times: AtomicU32::new(0), left: AtomicBool::new(false) }
+    }
+
+    /// Whether helpers keep away at this moment.
+    pub fn now(&self) -> bool {
+        clock::now_ns() < self.until_ns.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is a CPU for a helper on a machine with `cpus` of them; `helpers` says how many of the crew are at work, this one
+    /// included, and how many of them come before it. Reads a file.
+    pub fn leaves_room(&self, found: &mut Found, cpus: usize, helpers: impl Fn() -> (usize, usize)) -> bool {
+        if clock::now_ns() < found.at_ns + LOOK_NS {
+            return true;
+        }
+        if self.now() {
+            return false;
+        }
+        for look in 0..LOOKS {
+            if look > 0 {
+                // Whoever called this helper may be about to sleep, and may wait for its CPU.
+                std::thread::yield_now();
+                let apart = clock::now_ns() + APART_NS;
+                while clock::now_ns() < apart {
+                    std::hint::spin_loop();
+                }
+            }
+            let (helpers, before) = helpers();
+            // Without /proc nobody knows, and the idle class has to do.
+            if procfs::running_tasks().map_or(true, |running| Load { cpus, running, helpers }.leaves_room(before)) {
+                found.at_ns = clock::now_ns();
+                self.times.store(0, Ordering::Relaxed);
+                return true;
+            }
+        }
+        found.at_ns = 0;
+        self.found();
+        false
+    }
+
+    /// A helper was found not to run, or without a CPU for itself.
+    pub fn found(&self) {
+        if !self.now() {
+            let times = self.times.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+            self.until_ns.store(clock::now_ns() + keep_away_ns(times), Ordering::Relaxed);
+        }
+    }
+
+    /// Work is left.
+    pub fn leave(&self) {
+        self.left.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether work was left since [`Contention::seen_to`].
+    pub fn left(&self) -> bool {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    /// What was left is being seen to.
+    pub fn seen_to(&self) {
+        self.left.store(false, Ordering::Relaxed);
+    }
+
+    /// The others are gone: for a process that has stopped them, and for a forked child.
+    pub fn over(&self) {
+        self.until_ns.store(0, Ordering::Relaxed);
+        self.times.store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_helper_keeps_away_from_cpus_that_are_taken_and_work_is_left() {
+        let (contention, mut found) = (Contention::new(), Found::default());
+        assert!(contention.leaves_room(&mut found, 1 << 20, || (1, 0)));
+        assert!(!contention.now() && !contention.left());
+        // The calling thread runs, so a machine without CPUs for anybody is full; but it was looked at only just now.
+        assert!(contention.leaves_room(&mut found, 0, || (1, 0)));
+        found = Found::default();
+        assert!(!contention.leaves_room(&mut found, 0, || (1, 0)));
+        assert!(contention.now());
+        contention.leave();
+        assert!(contention.left());
+        // Nobody looks again meanwhile.
+        assert!(!contention.leaves_room(&mut found, 1 << 20, || (1, 0)));
+        contention.seen_to();
+        contention.over();
+        assert!(!contention.now() && !contention.left());
+        assert!(contention.leaves_room(&mut found, 1 << 20, || (1, 0)));
+    }
+}
