@@ -31,9 +31,10 @@ const PLACES: usize = 64;
 const LINGER: Duration = Duration::from_secs(30);
 /// And after this long where it has to stay in the idle class: a process can't end before such a thread has had its turn.
 const LINGER_IDLE: Duration = Duration::from_millis(50);
-/// While the CPUs are others', the watcher works on what was left this much of the time: a fifth.
-const LEFT_NS: u64 = 1_000_000;
-const LEFT_PAUSE: Duration = Duration::from_millis(5);
+/// While the CPUs are others', the watcher does a chunk of what was left this often: a twentieth of its time. What can't wait that long,
+/// the employer sees to.
+const LEFT_NS: u64 = 50_000;
+const LEFT_PAUSE: Duration = Duration::from_millis(4);
 
 /// How long a waiting caller gives helpers to end their last chunks before it takes them over: twice a chunk's usual time.
 const PATIENCE_NS: u64 = 200_000;
@@ -332,6 +333,20 @@ impl<E: Employer> Crew<E> {
             self.counters().caller_wait_ns.add(clock::now_ns() - begin);
         }
         helped
+    }
+
+    /// Bytes of open jobs of `operation` that nobody has taken yet, and for whose end nobody waits.
+    pub fn backlog(&self, operation: Operation) -> usize {
+        let open =
+            |place: &&Place| place.job.has_chunks() && !place.waiting.load(Ordering::Relaxed) && place.job.enter();
+        let left = |place: &Place| {
+            // SAFETY: this thread is inside the job.
+            let task = unsafe { *place.task.get() };
+            let left = if task.operation == operation { place.job.left() * GRAIN } else { 0 };
+            self.leave(place, task);
+            left.min(task.range.len)
+        };
+        self.shared.places.iter().filter(open).map(left).sum()
     }
 
     /// Wakes or starts helpers for `bytes` of work, or leaves it to the watcher while others want the CPUs. Returns whether there is
@@ -737,7 +752,11 @@ impl<E: Employer> Crew<E> {
         if !contention.left() {
             return false;
         }
-        let left = || self.shared.places.iter().filter(|place| place.job.has_chunks());
+        // Where somebody waits, he is at it himself.
+        let left = || {
+            let places = self.shared.places.iter();
+            places.filter(|place| place.job.has_chunks() && !place.waiting.load(Ordering::Relaxed))
+        };
         if left().next().is_none() {
             contention.seen_to();
             return false;

@@ -495,12 +495,13 @@ impl Core {
 
     /// Reads the signals and computes the target. `None` if memory was freed or reused meanwhile, so that what was read does not
     /// belong together: the target keeps following what is freed and reused.
-    fn sample(&self, watch: &mut Watch, now: u64) -> Option<Sample> {
-        // What is on its way back is free already, as far as the program is concerned.
-        let free = || self.retained() + self.discarding();
+    fn sample(&self, crew: &RegionCrew, watch: &mut Watch, now: u64) -> Option<Sample> {
+        let free = || (self.retained(), self.discarding());
         let before = free();
+        // What is on its way back is free already, as far as the program is concerned.
+        let still_there = before.0 + crew.backlog(Operation::Discard);
         // Without /proc, nothing is known of the program, and nothing is retained.
-        let read = watch.signals.read(before, now);
+        let read = watch.signals.read(still_there, now);
         self.near_limit.store(watch.signals.near_limit(), Ordering::Relaxed);
         if free() != before {
             return None;
@@ -521,7 +522,7 @@ impl Core {
         let target = target.min(self.own_room());
         self.target.store(target, Ordering::Relaxed);
         let pressure = read.is_some_and(|signals| signals.pressure());
-        let retained = self.retained().min(before);
+        let retained = self.retained().min(still_there);
         // A hole cut for a few megabytes keeps a large span from fitting where it was, and costs all of it in page faults.
         let slack = if pressure || growth > 0 { 0 } else { self.slack(retained) };
         let excess = retained.saturating_sub(target);
@@ -556,7 +557,12 @@ impl Core {
         // Touching is slower than giving back, so the caller helps a little rather than wait for a helper that may not run.
         let near = self.near_limit.load(Ordering::Relaxed);
         let bound = if near { 0 } else { self.slack(retained).max(ROOM_BACKLOG) };
-        if self.discarding() > bound && crew.assist(Operation::Discard, || self.discarding() <= bound) {
+        self.bound_backlog(crew, bound);
+    }
+
+    /// Helps the crew until no more than `bound` bytes wait for their way back.
+    fn bound_backlog(&self, crew: &RegionCrew, bound: usize) {
+        if self.discarding() > bound && crew.assist(Operation::Discard, || crew.backlog(Operation::Discard) <= bound) {
             self.counters().backlog_assists.add(1);
         }
     }
@@ -574,9 +580,7 @@ impl Core {
         unsafe { crew.submit(task) };
         // What is on its way back weighs as much as what is retained, so as much of it may be there at a time.
         let bound = self.target.load(Ordering::Relaxed).max(BACKLOG_LEAST);
-        if self.discarding() > bound && crew.assist(Operation::Discard, || self.discarding() <= bound) {
-            self.counters().backlog_assists.add(1);
-        }
+        self.bound_backlog(crew, bound);
     }
 
     /// Sees to it that the watcher looks at what is retained, and starts zeroing where zeroes are in demand.
@@ -822,11 +826,11 @@ impl Employer for Core {
         let least = self.least_retained.swap(retained, Ordering::Relaxed).min(retained);
         watch.low_water.note(least, now);
         watch.low_water.note(retained, now);
-        if retained + self.discarding() == 0 && !self.cramped.load(Ordering::Relaxed) {
-            return self.pause(now);
+        if self.watched(crew) == 0 && !self.cramped.load(Ordering::Relaxed) {
+            return self.pause(crew, now);
         }
         let surplus = watch.low_water.surplus(retained);
-        let sample = self.sample(&mut watch, now);
+        let sample = self.sample(crew, &mut watch, now);
         // The lock is not held while others are called.
         drop(watch);
         let mut again = false;
@@ -843,9 +847,9 @@ impl Employer for Core {
         }
         if let Some(sample) = sample {
             // What only lacks need may take its time; what there should not be is taken care of even where helpers get no CPU.
-            crew.assist(Operation::Discard, || self.retained() + self.discarding() <= sample.bound);
+            crew.assist(Operation::Discard, || self.watched(crew) <= sample.bound);
         }
-        if again { Tick::Again } else { self.pause(now) }
+        if again { Tick::Again } else { self.pause(crew, now) }
     }
 
     fn counters(&self) -> &Counters {
@@ -854,18 +858,22 @@ impl Employer for Core {
 }
 
 impl Core {
+    /// Bytes that are free and still there, but for those that a thread of the program is giving back at this moment.
+    fn watched(&self, crew: &RegionCrew) -> usize {
+        self.retained() + crew.backlog(Operation::Discard)
+    }
+
     /// When the watcher should look next.
-    fn pause(&self, now: u64) -> Tick {
-        let free = || self.retained() + self.discarding();
+    fn pause(&self, crew: &RegionCrew, now: u64) -> Tick {
         let active = now < self.last_call_ns.load(Ordering::Relaxed) + ACTIVE_NS;
         let cramped = active && self.cramped.load(Ordering::Relaxed);
-        if free() == 0 && !cramped {
-            return if self.next_look.rest(|| free() > 0) { Tick::Rest } else { Tick::Again };
+        if self.watched(crew) == 0 && !cramped {
+            return if self.next_look.rest(|| self.watched(crew) > 0) { Tick::Rest } else { Tick::Again };
         }
         // A program that grows outside the region may use up what retention may exceed its target by before the next look, whether
         // or not it calls here meanwhile. In an idle one, what is retained decays, and the looks with it.
         let lead = Duration::from_micros((self.slack(self.retained()) / GROWTH_PER_US) as u64);
-        let pause = if free() == 0 { CRAMPED_PAUSE } else { lead.clamp(LEAST_PAUSE, MOST_PAUSE) };
+        let pause = if self.watched(crew) == 0 { CRAMPED_PAUSE } else { lead.clamp(LEAST_PAUSE, MOST_PAUSE) };
         self.next_look.again_at(now + pause.as_nanos() as u64);
         Tick::Wait(pause)
     }
