@@ -120,6 +120,8 @@ done
 for program in family exit signals advice; do
     add "$program/nobody" 120 program_as_nobody "$program"
 done
+add ends 60 program_over glibc ends
+add ends/nobody 60 program_as_nobody ends
 add stragglers 60 program_over glibc stragglers 10
 add stragglers/nobody 60 program_as_nobody stragglers 10
 add storm/nobody 60 program_as_nobody storm 100000

@@ -55,7 +55,7 @@ fn scheduling_classes() -> [Check; 2] {
         Check::tried(
             "way back from the idle class",
             back,
-            "a helper that is needed at once can't be hurried; its work is taken back and done again instead",
+            "a helper that is needed at once can't be hurried, its work is taken back and done again instead; and it ends 50 ms after its work",
             "CAP_SYS_NICE, or RLIMIT_NICE of 20 (`ulimit -e 20`; LimitNICE=20 in a systemd unit; `nice 0` in limits.conf)",
         ),
     ]

@@ -42,9 +42,9 @@ impl Contention {
         clock::now_ns() < self.until_ns.load(Ordering::Relaxed)
     }
 
-    /// Whether there is a CPU for a helper on a machine with `cpus` of them; `helpers` says how many of the crew are at work, this one
-    /// included, and how many of them come before it. Reads a file.
-    pub fn leaves_room(&self, found: &mut Found, cpus: usize, helpers: impl Fn() -> (usize, usize)) -> bool {
+    /// Whether there is a CPU for a helper on a machine with `cpus` of them; `crew` says how many of the crew's threads are at work,
+    /// this one included, and how many of them come before it. Reads a file.
+    pub fn leaves_room(&self, found: &mut Found, cpus: usize, crew: impl Fn() -> (usize, usize)) -> bool {
         if clock::now_ns() < found.at_ns + LOOK_NS {
             return true;
         }
@@ -60,9 +60,9 @@ impl Contention {
                     std::hint::spin_loop();
                 }
             }
-            let (helpers, before) = helpers();
+            let (crew, before) = crew();
             // Without /proc nobody knows, and the idle class has to do.
-            if procfs::running_tasks().map_or(true, |running| Load { cpus, running, helpers }.leaves_room(before)) {
+            if procfs::running_tasks().map_or(true, |running| Load { cpus, running, crew }.leaves_room(before)) {
                 found.at_ns = clock::now_ns();
                 self.times.store(0, Ordering::Relaxed);
                 return true;

@@ -48,8 +48,8 @@ pub struct Load {
     pub cpus: usize,
     /// Tasks that run or wait for a CPU, all of them.
     pub running: usize,
-    /// Of those, this crew's helpers that are at work.
-    pub helpers: usize,
+    /// Of those, this crew's own: helpers that are at work, and its watcher.
+    pub crew: usize,
 }
 
 impl Load {
@@ -58,7 +58,7 @@ impl Load {
     /// A thread of the idle class that others keep from running is worse than none: a process can't end, nor run another program,
     /// before each of its threads has had a moment of CPU time, and that moment may come after seconds.
     pub fn leaves_room(&self, before: usize) -> bool {
-        let others = self.running.saturating_sub(self.helpers);
+        let others = self.running.saturating_sub(self.crew);
         before < self.cpus.saturating_sub(others)
     }
 }
@@ -68,10 +68,10 @@ pub fn keep_away_ns(times: u32) -> u64 {
     KEEP_AWAY_NS << times.saturating_sub(1).min(KEEP_AWAY_DOUBLED)
 }
 
-/// The first time they keep away for 20 ms: several time slices of others.
-const KEEP_AWAY_NS: u64 = 20_000_000;
+/// The first time they keep away for 5 ms: about a time slice of others.
+const KEEP_AWAY_NS: u64 = 5_000_000;
 /// And at most for 640 ms.
-const KEEP_AWAY_DOUBLED: u32 = 5;
+const KEEP_AWAY_DOUBLED: u32 = 7;
 
 /// Time that a chunk should take, in microseconds.
 const CHUNK_US: usize = 1000;
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn helpers_work_on_cpus_that_nobody_else_wants() {
         let room = |cpus, others, helpers| {
-            let load = Load { cpus, running: others + helpers, helpers };
+            let load = Load { cpus, running: others + helpers, crew: helpers };
             (0..helpers).filter(|&before| load.leaves_room(before)).count()
         };
         // Beside the program's own thread.
@@ -177,7 +177,7 @@ mod tests {
             }
         }
         // A count that was read while tasks came and went.
-        assert!(Load { cpus: 2, running: 0, helpers: 1 }.leaves_room(0));
+        assert!(Load { cpus: 2, running: 0, crew: 1 }.leaves_room(0));
     }
 
     #[test]
@@ -186,7 +186,7 @@ mod tests {
         assert!(times.windows(2).all(|pair| pair[0] <= pair[1]));
         assert_eq!(
             (times[1], times[2], times[8], keep_away_ns(u32::MAX)),
-            (20_000_000, 40_000_000, 640_000_000, 640_000_000)
+            (5_000_000, 10_000_000, 640_000_000, 640_000_000)
         );
     }
 

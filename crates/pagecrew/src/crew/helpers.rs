@@ -1,6 +1,6 @@
 //! The crew: a board of jobs, the helper threads that work on it, and a watcher.
 //!
-//! Helpers do the heavy work in the idle class: they get what CPU time nobody else wants. The watcher does next to nothing, in the
+//! Helpers do the heavy work in the idle class, on CPUs that nobody else wants. The watcher does next to nothing, in the
 //! ordinary class: it looks at the signals, tells the employer what helpers have finished, and sees to it that what the employer
 //! keeps stays within its bounds even where helpers get no CPU time at all.
 //!
@@ -718,7 +718,9 @@ impl<E: Employer> Crew<E> {
         let bell = &self.shared.watcher_bell;
         let mut last_work = clock::now_ns();
         let mut next_left = 0;
+        let me = &self.shared.helpers[WATCHER];
         loop {
+            me.at_work.store(true, Ordering::Relaxed);
             let heard = bell.hear();
             self.collect();
             let tick = self.employer().watch(self);
@@ -735,8 +737,9 @@ impl<E: Employer> Crew<E> {
                 last_work = now;
             }
             let over = self.shared.stop.load(Ordering::SeqCst) || now - last_work >= LINGER.as_nanos() as u64;
+            me.at_work.store(false, Ordering::Relaxed);
             if over && bell.end(heard) {
-                self.shared.helpers[WATCHER].thread.store(0, Ordering::Release);
+                me.thread.store(0, Ordering::Release);
                 return;
             }
             if !over && pause > Duration::ZERO {
@@ -778,7 +781,8 @@ impl<E: Employer> Crew<E> {
     fn has_room(&self, number: usize, found: &mut Found, cpus: usize) -> bool {
         self.shared.helpers[number].at_work.store(true, Ordering::Relaxed);
         let at_work = |helper: &&Helper| helper.at_work.load(Ordering::Relaxed);
-        let helpers = &self.shared.helpers[..MAX_HELPERS];
+        // The watcher, too, which is often on its way back to sleep when a helper that it has called begins.
+        let helpers = &self.shared.helpers;
         let room = self.shared.contention.leaves_room(found, cpus, || {
             (helpers.iter().filter(at_work).count(), helpers[..number].iter().filter(at_work).count())
         });

@@ -7,9 +7,11 @@
 //! [`Employer`] hears of it. A waiting caller that runs out of chunks does not wait for a helper that holds one and isn't
 //! running: what can be done twice it does again, what can't it takes back (see [`crate::sys::zero`]).
 //!
-//! **Life of a helper.** It is started by the first job that is worth it, blocks every signal, runs SCHED_IDLE, prefers jobs of its
-//! own NUMA node, and ends when it has had nothing to do for 30 s. It is an ordinary thread of the process, so the process's
-//! CPU cgroup, cpuset, affinity and limits bind it. It takes no lock that anybody else waits for.
+//! **Life of a helper.** It is started by the first job that is worth it, blocks every signal, works in the class SCHED_IDLE and only
+//! while there is a CPU that nobody else wants (`contention`), prefers jobs of its own NUMA node, sleeps in the ordinary class, and
+//! ends when it has had nothing to do for 30 s; where the user may not go back to the ordinary class, after 50 ms. It is a thread of
+//! the process like any other, so the process's CPU cgroup, cpuset, affinity and limits bind it. It takes no lock that anybody else waits
+//! for.
 //!
 //! **The watcher** is one thread in the ordinary class beside them, for what is little work and can't wait: it takes over what helpers
 //! have finished and asks the [`Employer`] to look at what it keeps. It ends like a helper.
