@@ -755,11 +755,7 @@ impl<E: Employer> Crew<E> {
         if !contention.left() {
             return false;
         }
-        // Where somebody waits, he is at it himself.
-        let left = || {
-            let places = self.shared.places.iter();
-            places.filter(|place| place.job.has_chunks() && !place.waiting.load(Ordering::Relaxed))
-        };
+        let left = || self.shared.places.iter().filter(|place| place.job.has_chunks());
         if left().next().is_none() {
             contention.seen_to();
             return false;
