@@ -72,7 +72,7 @@ peak() {
 # The same beside programs that take every CPU, so that helpers of the idle class get next to none. The watcher has to wait for
 # its turn as well, and what a program grows by in one or two time slices comes on top.
 peak_beside_others() {
-    local others=() more=25 _
+    local others=() more=15 _
     for _ in $(seq $((2 * $(nproc)))); do
         sh -c 'while :; do :; done' &
         others+=($!)

@@ -24,10 +24,12 @@ mod exit;
 mod look;
 mod options;
 pub mod policy;
+mod retention;
 mod signals;
 pub mod spans;
 #[cfg(test)]
 mod tests;
+mod zeroing;
 
 pub use options::{NAMES, Name, OptionError, Options};
 
@@ -223,14 +225,16 @@ impl Region {
     fn place(&self, pointer: NonNull<u8>) -> Result<(&Zone, usize), PointerError> {
         let address = pointer.as_ptr() as usize;
         let zone = self.core().zone_of(address).ok_or(PointerError::Foreign(address))?;
-        let offset = address - zone.range.start;
-        // Where address space was given up, others may have mapped something.
-        if zone.lock().map.owns(offset) { Ok((zone, offset)) } else { Err(PointerError::Foreign(address)) }
+        Ok((zone, address - zone.range.start))
     }
 
     /// What is wrong with a pointer at which no span begins.
     fn diagnose(zone: &Zone, inner: &Inner, offset: usize) -> PointerError {
         let address = zone.range.start + offset;
+        // Where address space was given up, others may have mapped something.
+        if !inner.map.owns(offset) {
+            return PointerError::Foreign(address);
+        }
         match inner.map.segment_of(offset) {
             Some((start, segment)) if segment.state == State::InUse => {
                 PointerError::Inside { address, start: zone.range.start + start }
@@ -265,7 +269,7 @@ impl Region {
         let keep = core.keep(&span, target);
         core.remove_guard(zone, &mut inner, offset);
         let discard = inner.map.release(offset, core.backed(&span), keep);
-        core.changed(zone, &mut inner);
+        core.publish(zone, &mut inner);
         drop(inner);
         core.counters().frees.add(1);
         core.note_call();
@@ -307,7 +311,7 @@ impl Region {
             let target = core.target_after_free(span.usable.saturating_sub(usable));
             let keep = core.keep(&span, target);
             let discard = inner.map.shrink(offset, len, usable, core.backed(&span), keep);
-            core.changed(zone, inner);
+            core.publish(zone, inner);
             drop(guard);
             core.settle_tail(zone, offset, usable, len, false);
             if let Some((offset, len)) = discard {
@@ -317,7 +321,7 @@ impl Region {
         }
         if let Some(pieces) = inner.map.grow(offset, len, usable, core.can_revoke()) {
             if core.open_up(zone, inner, &pieces) {
-                core.changed(zone, inner);
+                core.publish(zone, inner);
                 drop(guard);
                 core.settle_tail(zone, offset, usable, len, Core::bare(&pieces, offset + usable));
                 core.counters().grown_in_place_bytes.add((len - span.len) as u64);
@@ -326,7 +330,7 @@ impl Region {
             }
             // The kernel refused the growth: the span is cut back, and what was added goes back through the usual way.
             let back = inner.map.shrink(offset, span.len, span.usable, len, 0);
-            core.changed(zone, inner);
+            core.publish(zone, inner);
             drop(guard);
             core.settle_tail(zone, offset, span.usable, span.len, false);
             if let Some((offset, len)) = back {
@@ -357,7 +361,7 @@ impl Region {
         new_zone.lock().map.mark(grant.offset, Marks { moved: true, guarded: false, bare: false, ..span.marks });
         let mut inner = zone.lock();
         let discard = inner.map.release(offset, span.len, 0);
-        core.changed(zone, &mut inner);
+        core.publish(zone, &mut inner);
         drop(inner);
         if let Some((offset, len)) = discard {
             core.discard(&self.crew, zone, offset, len);

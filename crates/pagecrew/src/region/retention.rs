@@ -1,0 +1,336 @@
+//! Retention at work: what the policy decides is done with memory that was freed, on the program's own threads and by the watcher.
+
+use super::core::{Core, RegionCrew, Zone, lock};
+use super::look::NextLook;
+use super::options::Options;
+use super::policy::{LowWater, expected_growth, first_peak};
+use super::signals::SignalReader;
+use super::spans::Segment;
+use crate::crew::{Employer, Operation, Task, Tick};
+use crate::sys::{clock, memory};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Memory that is retained without a watcher: less than a new thread is worth.
+const UNWATCHED: usize = 32 << 20;
+/// The longest pause between two looks at the signals while something is retained.
+const MOST_PAUSE: Duration = Duration::from_millis(20);
+/// The shortest one: near a limit of the machine or the control group, and where little is retained.
+const LEAST_PAUSE: Duration = Duration::from_millis(5);
+/// How often a program that has no room to retain anything is looked at for room, while it is active.
+const CRAMPED_PAUSE: Duration = Duration::from_secs(1);
+/// Bytes that a program may touch for the first time in a microsecond: 4 GB/s.
+const GROWTH_PER_US: usize = 4_000;
+/// A program counts as active for this long after its last call.
+const ACTIVE_NS: u64 = 1_000_000_000;
+/// Without pressure, an excess below this share of what is retained is left alone.
+const SLACK_SHARE: usize = 32;
+/// While fresh memory is being touched, no more than this is left on its way back.
+const ROOM_BACKLOG: usize = 8 << 20;
+/// The backlog of memory on its way back may always be this long.
+const BACKLOG_LEAST: usize = 64 << 20;
+
+/// What the watcher remembers.
+struct Watch {
+    signals: SignalReader,
+    low_water: LowWater,
+    /// Memory of the program outside the region at the last look.
+    outside: Option<usize>,
+}
+
+impl Watch {
+    fn new(options: &Options, now: u64) -> Watch {
+        Watch { signals: SignalReader::new(), low_water: LowWater::new(options.decay, now), outside: None }
+    }
+}
+
+/// What the signals say.
+struct Sample {
+    /// How much more is retained than may be.
+    excess: usize,
+    /// How much may be free and backed, on its way back or not.
+    bound: usize,
+    /// Whether the machine or the control group is the reason.
+    pressure: bool,
+}
+
+/// What is known of the program's use of memory, and how much may be retained.
+pub(super) struct Retention {
+    /// The most that was ever in use.
+    peak_in_use: AtomicUsize,
+    /// The most that was in use since the last look at the signals.
+    recent_in_use: AtomicUsize,
+    /// The least that was retained since the watcher's last look.
+    least_retained: AtomicUsize,
+    /// The most that the program ever had live, as far as seen; 0 until something is freed.
+    peak_live: AtomicUsize,
+    /// The most that the process ever had resident, as the kernel said when the region was made.
+    resident_at_start: AtomicUsize,
+    /// How much may be retained, as last computed.
+    target: AtomicUsize,
+    last_call_ns: AtomicU64,
+    next_look: NextLook,
+    /// Whether a limit is near; until somebody has looked, it may be.
+    near_limit: AtomicBool,
+    /// Whether the control group has no room for memory that waits for its way back.
+    cramped: AtomicBool,
+    watch: Mutex<Watch>,
+}
+
+impl Retention {
+    pub fn new(options: &Options) -> Retention {
+        let now = clock::now_ns();
+        Retention {
+            peak_in_use: AtomicUsize::new(0),
+            recent_in_use: AtomicUsize::new(0),
+            least_retained: AtomicUsize::new(0),
+            peak_live: AtomicUsize::new(0),
+            resident_at_start: AtomicUsize::new(memory::peak_resident()),
+            target: AtomicUsize::new(0),
+            last_call_ns: AtomicU64::new(now),
+            next_look: NextLook::new(),
+            near_limit: AtomicBool::new(true),
+            cramped: AtomicBool::new(false),
+            watch: Mutex::new(Watch::new(options, now)),
+        }
+    }
+
+    /// Takes note of how much is retained and in use now.
+    pub fn note(&self, retained: usize, in_use: usize) {
+        self.least_retained.fetch_min(retained, Ordering::Relaxed);
+        self.peak_in_use.fetch_max(in_use, Ordering::Relaxed);
+        self.recent_in_use.fetch_max(in_use, Ordering::Relaxed);
+    }
+
+    /// In a forked child: nothing is retained, and nothing is known of it yet.
+    ///
+    /// # Safety
+    /// Called by the child's only thread.
+    pub unsafe fn after_fork(&self, options: &Options) {
+        let watch = Watch::new(options, clock::now_ns());
+        // SAFETY: the watcher of the parent may have held the lock; here nobody is inside or waiting, by the function's own contract.
+        unsafe { std::ptr::write((&raw const self.watch).cast_mut(), Mutex::new(watch)) };
+        self.peak_live.store(0, Ordering::Relaxed);
+        self.resident_at_start.store(0, Ordering::Relaxed);
+        self.target.store(0, Ordering::Relaxed);
+        self.next_look.reset();
+        self.cramped.store(false, Ordering::Relaxed);
+        self.near_limit.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Core {
+    /// Takes note that the program is active.
+    pub fn note_call(&self) {
+        self.retention.last_call_ns.store(clock::now_ns(), Ordering::Relaxed);
+    }
+
+    /// How much may be retained once the program has freed `bytes`. On the program's own threads the target only follows what is
+    /// freed and what comes into use; the watcher corrects it by what the process and the machine really have. No file is read here:
+    /// the program's descriptors and its stacks, however small, are its own.
+    pub fn target_after_free(&self, bytes: usize) -> usize {
+        if self.retention.peak_live.load(Ordering::Relaxed) == 0 {
+            let in_use = self.retention.peak_in_use.load(Ordering::Relaxed);
+            let at_start = self.retention.resident_at_start.load(Ordering::Relaxed);
+            self.retention
+                .peak_live
+                .fetch_max(first_peak(at_start, memory::peak_resident(), in_use), Ordering::Relaxed);
+        }
+        if self.retention.cramped.load(Ordering::Relaxed) {
+            return 0;
+        }
+        let bound = self.options.retain.unwrap_or(self.machine() / 2);
+        let follow = |target: usize| target.saturating_add(bytes).min(bound);
+        let before =
+            self.retention.target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |target| Some(follow(target)));
+        // The caller has not taken the bytes out of what is in use yet.
+        follow(before.unwrap_or(0)).min(self.own_room() + bytes)
+    }
+
+    /// How many bytes of a span that is given back may be retained, of its length: all of it where its pages fit below the target.
+    pub fn keep(&self, span: &Segment, target: usize) -> usize {
+        let room = target.saturating_sub(self.retained());
+        match span.marks.altered {
+            true => 0,
+            false if span.usable <= room => usize::MAX,
+            false => room,
+        }
+    }
+
+    /// How much less is in use than there once was: retained memory may fill that, and the sum stays below the peak.
+    fn own_room(&self) -> usize {
+        self.retention.peak_in_use.load(Ordering::Relaxed).saturating_sub(self.in_use())
+    }
+
+    /// What may be there beyond the target: without pressure, little enough to spare a large span a hole; near a limit, nothing.
+    fn slack(&self, retained: usize) -> usize {
+        if self.retention.near_limit.load(Ordering::Relaxed) { 0 } else { retained / SLACK_SHARE }
+    }
+
+    /// How much may be retained now that `bytes` more are in use.
+    pub fn target_after_allocation(&self, bytes: usize) -> usize {
+        let follow = |target: usize| target.saturating_sub(bytes);
+        let before =
+            self.retention.target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |target| Some(follow(target)));
+        follow(before.unwrap_or(0)).min(self.own_room())
+    }
+
+    /// Reads the signals and computes the target. `None` if memory was freed or reused meanwhile, so that what was read does not
+    /// belong together: the target keeps following what is freed and reused.
+    fn sample(&self, crew: &RegionCrew, watch: &mut Watch, now: u64) -> Option<Sample> {
+        let free = || (self.retained(), self.discarding());
+        let before = free();
+        // What is on its way back is free already, as far as the program is concerned.
+        let still_there = before.0 + crew.backlog(Operation::Discard);
+        // Without /proc, nothing is known of the program, and nothing is retained.
+        let read = watch.signals.read(still_there, now);
+        self.retention.near_limit.store(watch.signals.near_limit(), Ordering::Relaxed);
+        if free() != before {
+            return None;
+        }
+        let mut growth = 0;
+        let target = read.map_or(0, |signals| {
+            let used = self.in_use();
+            let most_used = self.retention.recent_in_use.swap(used, Ordering::Relaxed);
+            let outside = signals.outside(used);
+            let before = watch.outside.replace(outside);
+            let seen = signals.peak_live(used, most_used, before);
+            let peak = self.retention.peak_live.fetch_max(seen, Ordering::Relaxed).max(seen);
+            growth = before.map_or(0, |before| expected_growth(before, outside));
+            self.retention.cramped.store(signals.cramped(peak), Ordering::Relaxed);
+            signals.retain_target(peak, self.options.retain).saturating_sub(growth)
+        });
+        // Pages of retained memory that were never touched make the program look smaller than it is.
+        let target = target.min(self.own_room());
+        self.retention.target.store(target, Ordering::Relaxed);
+        let pressure = read.is_some_and(|signals| signals.pressure());
+        let retained = self.retained().min(still_there);
+        // A hole cut for a few megabytes keeps a large span from fitting where it was, and costs all of it in page faults.
+        let slack = if pressure || growth > 0 { 0 } else { self.slack(retained) };
+        let excess = retained.saturating_sub(target);
+        Some(Sample { excess: if excess > slack { excess } else { 0 }, bound: target + slack, pressure })
+    }
+
+    /// Discards retained memory until no more than `target` is retained. Returns the bytes.
+    pub fn discard_down_to(&self, crew: &RegionCrew, target: usize) -> usize {
+        let mut sum = 0;
+        for zone in self.zones.iter().rev() {
+            while self.retained() > target {
+                let excess = self.retained() - target;
+                let mut inner = zone.lock();
+                let Some((offset, len)) = inner.map.begin_discard(excess.max(zone.granule)) else { break };
+                self.publish(zone, &mut inner);
+                drop(inner);
+                self.discard(crew, zone, offset, len);
+                sum += len;
+            }
+        }
+        sum
+    }
+
+    /// Makes room for `fresh` bytes that are about to be touched for the first time: what is retained and what is on its way back
+    /// stays, together with them, below the program's own peak.
+    pub fn make_room(&self, crew: &RegionCrew, fresh: usize) {
+        let target = self.target_after_allocation(fresh);
+        let retained = self.retained();
+        if retained > target + self.slack(retained) {
+            self.discard_down_to(crew, target);
+        }
+        // Touching is slower than giving back, so the caller helps a little rather than wait for a helper that may not run.
+        let near = self.retention.near_limit.load(Ordering::Relaxed);
+        let bound = if near { 0 } else { self.slack(retained).max(ROOM_BACKLOG) };
+        self.bound_backlog(crew, bound);
+    }
+
+    /// Helps the crew until no more than `bound` bytes wait for their way back.
+    fn bound_backlog(&self, crew: &RegionCrew, bound: usize) {
+        if self.discarding() > bound && crew.assist(Operation::Discard, || crew.backlog(Operation::Discard) <= bound) {
+            self.counters().backlog_assists.add(1);
+        }
+    }
+
+    /// Has a range discarded that is marked so: by the crew, with the calling thread's help where the backlog has reached its
+    /// bound or nothing is to be retained at all.
+    pub fn discard(&self, crew: &RegionCrew, zone: &Zone, offset: usize, len: usize) {
+        let task = Task { operation: Operation::Discard, range: zone.at(offset, len), node: zone.node, report: true };
+        if self.options.retain == Some(0) || self.retention.cramped.load(Ordering::Relaxed) {
+            // SAFETY: a range in state `Discarding` is used by nobody until it was reported as finished.
+            unsafe { crew.run(task) };
+            return;
+        }
+        // SAFETY: as above.
+        unsafe { crew.submit(task) };
+        // What is on its way back weighs as much as what is retained, so as much of it may be there at a time.
+        let bound = self.retention.target.load(Ordering::Relaxed).max(BACKLOG_LEAST);
+        self.bound_backlog(crew, bound);
+    }
+
+    /// Sees to it that the watcher looks at what is retained, and starts zeroing where zeroes are in demand.
+    pub fn wake(&self, crew: &RegionCrew, freed: usize) {
+        let zeroes = self.worth_zeroing(freed);
+        // Room may come back: the limit is raised, others leave the group.
+        let worth_watching = self.retained() >= UNWATCHED || self.retention.cramped.load(Ordering::Relaxed);
+        if (zeroes || (worth_watching && self.retention.next_look.rests())) && !crew.watch() {
+            self.discard_down_to(crew, UNWATCHED);
+        }
+    }
+
+    /// The watcher's look: at what is zeroed ahead and, when it is time, at what is retained. Says when to look again.
+    pub fn look(&self, crew: &RegionCrew) -> Tick {
+        let now = clock::now_ns();
+        self.zero_ahead(crew, now);
+        if let Err(early) = self.retention.next_look.begin(now) {
+            return Tick::Wait(Duration::from_nanos(early));
+        }
+        let mut watch = lock(&self.retention.watch);
+        let retained = self.retained();
+        let least = self.retention.least_retained.swap(retained, Ordering::Relaxed).min(retained);
+        watch.low_water.note(least, now);
+        watch.low_water.note(retained, now);
+        if self.watched(crew) == 0 && !self.retention.cramped.load(Ordering::Relaxed) {
+            return self.pause(crew, now);
+        }
+        let surplus = watch.low_water.surplus(retained);
+        let sample = self.sample(crew, &mut watch, now);
+        // The lock is not held while others are called.
+        drop(watch);
+        let mut again = false;
+        let excess = sample.as_ref().map_or(0, |sample| sample.excess).max(surplus);
+        if excess > 0 {
+            let gone = self.discard_down_to(crew, self.retained().saturating_sub(excess));
+            lock(&self.retention.watch).low_water.discarded(gone);
+            if sample.as_ref().is_some_and(|sample| sample.pressure && sample.excess >= surplus) {
+                self.counters().pressure_trims.add(1);
+            } else {
+                self.counters().decayed_bytes.add(gone.min(surplus) as u64);
+            }
+            again = gone > 0;
+        }
+        if let Some(sample) = sample {
+            // What only lacks need may take its time; what there should not be is taken care of even where helpers get no CPU.
+            crew.assist(Operation::Discard, || self.watched(crew) <= sample.bound);
+        }
+        if again { Tick::Again } else { self.pause(crew, now) }
+    }
+
+    /// Bytes that are free and still there, but for those that a thread of the program is giving back at this moment.
+    fn watched(&self, crew: &RegionCrew) -> usize {
+        self.retained() + crew.backlog(Operation::Discard)
+    }
+
+    /// When the watcher should look next.
+    fn pause(&self, crew: &RegionCrew, now: u64) -> Tick {
+        let active = now < self.retention.last_call_ns.load(Ordering::Relaxed) + ACTIVE_NS;
+        let cramped = active && self.retention.cramped.load(Ordering::Relaxed);
+        if self.watched(crew) == 0 && !cramped {
+            return if self.retention.next_look.rest(|| self.watched(crew) > 0) { Tick::Rest } else { Tick::Again };
+        }
+        // A program that grows outside the region may use up what retention may exceed its target by before the next look, whether
+        // or not it calls here meanwhile. In an idle one, what is retained decays, and the looks with it.
+        let lead = Duration::from_micros((self.slack(self.retained()) / GROWTH_PER_US) as u64);
+        let pause = if self.watched(crew) == 0 { CRAMPED_PAUSE } else { lead.clamp(LEAST_PAUSE, MOST_PAUSE) };
+        self.retention.next_look.again_at(now + pause.as_nanos() as u64);
+        Tick::Wait(pause)
+    }
+}

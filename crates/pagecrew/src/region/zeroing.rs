@@ -1,0 +1,227 @@
+//! Zeroes: cleaning what a zeroed span is made of, and having helpers zero retained memory before anybody asks.
+
+use super::ahead::{Ahead, Done};
+use super::core::{Core, Inner, RegionCrew, Zone, lock};
+use super::policy::ZeroDemand;
+use super::spans::{Grant, Piece, State, Want};
+use crate::crew::{Employer, Operation, Task};
+use crate::sys::memory::Range;
+use crate::sys::zero::{self, Use};
+use crate::sys::{HUGE_PAGE_SIZE, clock, pagemap};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+/// What a helper zeroes ahead at a time.
+const ZERO_STEP: usize = 4 << 20;
+/// Zeroing less than this is done by the caller alone, through the caches.
+const ZERO_SOON: usize = 4 << 20;
+/// A free range at least this long is looked at for pages that were never touched before it is zeroed.
+const SCAN_LEAST: usize = 4 << 20;
+
+/// What is known of the demand for zeroes, and what is being done about it.
+pub(super) struct Zeroing {
+    /// Zeroed bytes asked for since the watcher last set some out, and whether any ever were.
+    wanted: AtomicUsize,
+    in_demand: AtomicBool,
+    /// Bytes zeroed ahead that were used where zeroes were not needed, since then.
+    wasted: AtomicUsize,
+    demand: Mutex<ZeroDemand>,
+    pub ahead: Ahead,
+    /// Whether memory can be taken from a helper that is zeroing it.
+    revocable: AtomicBool,
+}
+
+impl Zeroing {
+    pub fn new() -> Zeroing {
+        Zeroing {
+            wanted: AtomicUsize::new(0),
+            in_demand: AtomicBool::new(false),
+            wasted: AtomicUsize::new(0),
+            demand: Mutex::new(ZeroDemand::default()),
+            ahead: Ahead::new(),
+            revocable: AtomicBool::new(false),
+        }
+    }
+
+    /// In a forked child: nothing was asked for, and there is no helper.
+    ///
+    /// # Safety
+    /// Called by the child's only thread.
+    pub unsafe fn after_fork(&self) {
+        // SAFETY: a thread of the parent may have held the lock; here nobody is inside or waiting, by the function's own contract.
+        unsafe { std::ptr::write((&raw const self.demand).cast_mut(), Mutex::new(ZeroDemand::default())) };
+        self.revocable.store(false, Ordering::Relaxed);
+        self.ahead.reset();
+    }
+}
+
+impl Core {
+    /// Zeroes the dirty pieces of the first `usable` bytes of a span; behind them may be a guard. Returns the bytes that were
+    /// retained and known to be zero.
+    pub fn clear(&self, crew: &RegionCrew, zone: &Zone, grant: &Grant, usable: usize) -> usize {
+        let end = grant.offset + usable;
+        let within = |piece: &Piece| Piece { len: piece.len.min(end.saturating_sub(piece.offset)), ..*piece };
+        let pieces: Vec<Piece> = grant.pieces.iter().map(within).filter(|piece| piece.len > 0).collect();
+        let dirty = |piece: &&Piece| matches!(piece.state, State::Dirty | State::Zeroing(_));
+        let total: usize = pieces.iter().filter(dirty).map(|piece| piece.len).sum();
+        let mut skipped: usize =
+            pieces.iter().filter(|piece| piece.state == State::Zeroed).map(|piece| piece.len).sum();
+        for piece in pieces.iter().filter(dirty) {
+            let range = zone.at(piece.offset, piece.len);
+            if piece.len < SCAN_LEAST {
+                self.zero(crew, range, total, zone.node);
+                continue;
+            }
+            // A program that touches little of a large table leaves most of it without pages, and those read as zero already:
+            // writing zeroes there would give the table pages that it never had.
+            let mut backed = 0;
+            let scan = pagemap::with_contents(range, |part| {
+                backed += part.len;
+                self.zero(crew, part, total, zone.node);
+            });
+            match scan {
+                Ok(()) => skipped += range.len - backed,
+                Err(_) => self.zero(crew, range, total, zone.node),
+            }
+        }
+        skipped
+    }
+
+    fn zero(&self, crew: &RegionCrew, range: Range, total: usize, node: usize) {
+        if total < ZERO_SOON || range.len < HUGE_PAGE_SIZE {
+            // SAFETY: the range is part of a span that belongs to the calling allocation.
+            unsafe { zero::zero(range, if total < ZERO_SOON { Use::Soon } else { Use::Later }) };
+            self.counters().zeroed_by_caller_bytes.add(range.len as u64);
+        } else {
+            // SAFETY: as above.
+            unsafe { crew.run(Task { operation: Operation::Zero, range, node, report: false }) };
+        }
+    }
+
+    /// Whether memory can be taken from a helper that is zeroing it.
+    pub fn can_revoke(&self) -> bool {
+        self.zeroing.revocable.load(Ordering::Relaxed)
+    }
+
+    /// Takes note of what a span was wanted for and of what it consists.
+    pub fn note_want(&self, want: Want, usable: usize, pieces: &[Piece]) {
+        if want == Want::Zeroes {
+            self.zeroing.wanted.fetch_add(usable, Ordering::Relaxed);
+            self.zeroing.in_demand.store(true, Ordering::Relaxed);
+            return;
+        }
+        let zeroed = pieces.iter().filter(|piece| matches!(piece.state, State::Zeroed | State::Zeroing(_)));
+        let wasted: usize = zeroed.map(|piece| piece.len).sum();
+        if wasted > 0 {
+            self.zeroing.wasted.fetch_add(wasted, Ordering::Relaxed);
+        }
+    }
+
+    /// Sets out dirty memory for helpers to zero, as much as is worth having. Called by the watcher.
+    pub fn zero_ahead(&self, crew: &RegionCrew, now: u64) {
+        let wanted = self.zeroing.wanted.swap(0, Ordering::Relaxed);
+        let wasted = self.zeroing.wasted.swap(0, Ordering::Relaxed);
+        let mut demand = lock(&self.zeroing.demand);
+        if wanted > 0 {
+            demand.note(wanted, now);
+        }
+        demand.wasted(wasted);
+        let goal = demand.goal(now);
+        drop(demand);
+        if goal == 0 {
+            self.zeroing.in_demand.store(false, Ordering::Relaxed);
+        }
+        if !self.options.zero {
+            return;
+        }
+        if crew.contended() {
+            // Nobody will take it soon.
+            self.call_off_zeroing();
+            return;
+        }
+        self.zeroing.revocable.store(crew.revocation() && zero::revocable(), Ordering::Relaxed);
+        let zeroed: u64 = self.zones.iter().map(|zone| self.take_in_all(zone)).sum();
+        let mut missing = goal.saturating_sub(zeroed as usize + self.zeroing.ahead.under_way());
+        let mut set_out = false;
+        for zone in &self.zones {
+            let mut inner = zone.lock();
+            while missing > 0
+                && self.zeroing.ahead.set_out(|slot| {
+                    let (offset, len) = inner.map.begin_zeroing(ZERO_STEP, slot)?;
+                    missing = missing.saturating_sub(len);
+                    Some(zone.at(offset, len))
+                })
+            {
+                set_out = true;
+            }
+            self.publish(zone, &mut inner);
+        }
+        if set_out {
+            crew.call(0, Operation::Zero);
+        }
+    }
+
+    /// Takes in what helpers have zeroed of a zone. Returns how much of it is zeroed then, in bytes.
+    fn take_in_all(&self, zone: &Zone) -> u64 {
+        let mut inner = zone.lock();
+        self.take_in(zone, &mut inner);
+        self.publish(zone, &mut inner);
+        inner.map.bytes().retained_zeroed
+    }
+
+    /// Calls off what is set out for zeroing and not begun, and takes in what is done.
+    pub fn call_off_zeroing(&self) {
+        self.zeroing.ahead.call_off();
+        self.zones.iter().for_each(|zone| {
+            self.take_in_all(zone);
+        });
+    }
+
+    /// Takes in what helpers have zeroed of a zone, which is locked.
+    pub fn take_in(&self, zone: &Zone, inner: &mut Inner) {
+        self.zeroing.ahead.collect(zone.range, |Done { slot, range, whole, took_ns }| {
+            if inner.map.finish_zeroing(range.start - zone.range.start, slot, whole) {
+                self.counters().zeroed_in_background_bytes.add(range.len as u64);
+                self.counters().background_zero_ns.add(took_ns);
+            }
+        });
+    }
+
+    /// Zeroes what is set out, until that is revoked. Returns whether all of it was zeroed, and the nanoseconds that it took.
+    fn zero_piece(&self, range: Range, revoked: &AtomicU32) -> (bool, u64) {
+        let begin = clock::now_ns();
+        let zero = |part: Range| {
+            // SAFETY: a range in state `Zeroing` is used by nobody else until it is revoked; where it can't be revoked, nobody
+            // takes it.
+            unsafe {
+                if self.can_revoke() {
+                    zero::zero_unless(part, Use::Later, revoked)
+                } else {
+                    zero::zero(part, Use::Later);
+                    true
+                }
+            }
+        };
+        // Only what is backed: zeroing pages that were never touched would give them memory.
+        let mut whole = true;
+        if pagemap::with_contents(range, |part| whole = whole && zero(part)).is_err() {
+            whole = zero(range);
+        }
+        (whole, clock::now_ns() - begin)
+    }
+
+    /// Whether zeroing some of `freed` bytes ahead may be worth a look of the watcher.
+    pub fn worth_zeroing(&self, freed: usize) -> bool {
+        self.options.zero && freed >= ZERO_STEP && self.zeroing.in_demand.load(Ordering::Relaxed)
+    }
+
+    /// A helper's part: zeroes a piece that was set out. Returns whether there was one.
+    pub fn zero_one_ahead(&self, crew: &RegionCrew) -> bool {
+        let worked = self.zeroing.ahead.work(|range, revoked| self.zero_piece(range, revoked));
+        // In time for the watcher to set more out.
+        if worked && self.zeroing.ahead.ready() <= 2 {
+            crew.ring_watcher();
+        }
+        worked
+    }
+}
