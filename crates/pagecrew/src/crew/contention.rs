@@ -3,7 +3,7 @@
 //! The idle class alone does not keep helpers out of the way. One that is runnable and gets no CPU time keeps its process from ending
 //! and from running another program, for seconds, and keeps what it holds in the kernel. So a helper looks whether there is a CPU
 //! for it before it begins and every few milliseconds while it works, and keeps away while there is none. What it leaves, the
-//! watcher sees to.
+//! watcher sees to. Tasks of the idle class count like all others: nobody says which they are.
 
 use super::governor::{Load, keep_away_ns};
 use crate::sys::{clock, procfs};

@@ -382,6 +382,8 @@ impl<E: Employer> Crew<E> {
 
     /// Has the watcher look, if there is one: what a helper may call.
     pub fn ring_watcher(&self) -> bool {
+        // From now on it may want a CPU, and is none of those that helpers make room for.
+        self.shared.helpers[WATCHER].at_work.store(true, Ordering::Relaxed);
         self.shared.watcher_bell.ring(1) > 0
     }
 
