@@ -3,7 +3,6 @@
 #include "check.h"
 #include <sched.h>
 #include <signal.h>
-#include <sys/resource.h>
 
 enum { ROUNDS = 9, HOGS_MOST = 512 };
 

@@ -69,12 +69,12 @@ impl Contention {
             }
         }
         found.at_ns = 0;
-        self.found();
+        self.taken();
         false
     }
 
-    /// A helper was found not to run, or without a CPU for itself.
-    pub fn found(&self) {
+    /// The CPUs are taken: a helper was found not to run, or has found none for itself.
+    pub fn taken(&self) {
         if !self.now() {
             let times = self.times.fetch_add(1, Ordering::Relaxed).saturating_add(1);
             self.until_ns.store(clock::now_ns() + keep_away_ns(times), Ordering::Relaxed);

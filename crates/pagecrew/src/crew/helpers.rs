@@ -247,7 +247,7 @@ impl<E: Employer> Crew<E> {
         let begin = clock::now_ns();
         // SAFETY: by the function's own contract.
         unsafe { self.run_with(task) };
-        self.counters().caller_wait_ns.add(clock::now_ns() - begin);
+        self.count_wait(begin);
     }
 
     unsafe fn run_with(&self, task: Task) {
@@ -255,7 +255,7 @@ impl<E: Employer> Crew<E> {
         let Some(place) = place else {
             // SAFETY: by the caller's contract.
             unsafe { task.operation.perform(task.range, None) };
-            self.count(task.operation, task.range.len, Some(false), 0);
+            self.count(task.operation, task.range.len, self.on_watcher(), 0);
             if task.report {
                 self.employer().finished(task);
             }
@@ -330,7 +330,7 @@ impl<E: Employer> Crew<E> {
             self.leave(place, task);
         }
         if helped {
-            self.counters().caller_wait_ns.add(clock::now_ns() - begin);
+            self.count_wait(begin);
         }
         helped
     }
@@ -548,7 +548,8 @@ impl<E: Employer> Crew<E> {
         if whole {
             self.measure(task.operation, range.len, took);
             let waiting = place.waiting.load(Ordering::Relaxed);
-            self.count(task.operation, range.len, worker.map(|_| true).or(Some(false)), if waiting { 0 } else { took });
+            let background = worker.is_some() || self.on_watcher();
+            self.count(task.operation, range.len, background, if waiting { 0 } else { took });
         }
         whole
     }
@@ -561,10 +562,22 @@ impl<E: Employer> Crew<E> {
         rate.store(((rate.load(Ordering::Relaxed) + now) / 2).max(1), Ordering::Relaxed);
     }
 
-    /// Counts `bytes`, by a helper or not; with a time, nobody waited for it.
-    fn count(&self, operation: Operation, bytes: usize, helper: Option<bool>, background_ns: u64) {
+    /// Whether the calling thread is the watcher, for whom no thread of the program waits.
+    fn on_watcher(&self) -> bool {
+        self.shared.helpers[WATCHER].thread.load(Ordering::Relaxed) == sched::thread_id()
+    }
+
+    /// Counts the time since `begin` as waited for, on a thread of the program.
+    fn count_wait(&self, begin: u64) {
+        if !self.on_watcher() {
+            self.counters().caller_wait_ns.add(clock::now_ns() - begin);
+        }
+    }
+
+    /// Counts `bytes`, by the crew's own threads or not; with a time, nobody waited for it.
+    fn count(&self, operation: Operation, bytes: usize, background: bool, background_ns: u64) {
         let (counters, bytes) = (self.counters(), bytes as u64);
-        match (operation, helper == Some(true)) {
+        match (operation, background) {
             (Operation::Discard, true) => {
                 counters.discarded_in_background_bytes.add(bytes);
                 counters.background_discard_ns.add(background_ns);
@@ -616,7 +629,7 @@ impl<E: Employer> Crew<E> {
         if holders().next().is_none() {
             return;
         }
-        self.shared.contention.found();
+        self.shared.contention.taken();
         let mut bypass = task.operation.bypass();
         if bypass == Bypass::Revoke {
             place.job.revoked().store(1, Ordering::SeqCst);

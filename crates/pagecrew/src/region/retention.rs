@@ -176,13 +176,14 @@ impl Core {
         follow(before.unwrap_or(0)).min(self.own_room())
     }
 
-    /// Reads the signals and computes the target. `None` if memory was freed or reused meanwhile, so that what was read does not
-    /// belong together: the target keeps following what is freed and reused.
-    fn sample(&self, crew: &RegionCrew, watch: &mut Watch, now: u64) -> Option<Sample> {
+    /// Reads the signals and computes the target, with `backlog` bytes on their way back. `None` if memory was freed or
+    /// reused meanwhile, so that what was read does not belong together: the target keeps following what is freed and
+    /// reused.
+    fn sample(&self, watch: &mut Watch, backlog: usize, now: u64) -> Option<Sample> {
         let free = || (self.retained(), self.discarding());
         let before = free();
         // What is on its way back is free already, as far as the program is concerned.
-        let still_there = before.0 + crew.backlog(Operation::Discard);
+        let still_there = before.0 + backlog;
         // Without /proc, nothing is known of the program, and nothing is retained.
         let read = watch.signals.read(still_there, now);
         self.retention.near_limit.store(watch.signals.near_limit(), Ordering::Relaxed);
@@ -283,17 +284,19 @@ impl Core {
         if let Err(early) = self.retention.next_look.begin(now) {
             return Tick::Wait(Duration::from_nanos(early));
         }
+        // Asked before the lock is taken: none is held while the crew is called.
+        let backlog = crew.backlog(Operation::Discard);
         let mut watch = lock(&self.retention.watch);
         let retained = self.retained();
         let least = self.retention.least_retained.swap(retained, Ordering::Relaxed).min(retained);
         watch.low_water.note(least, now);
         watch.low_water.note(retained, now);
-        if self.watched(crew) == 0 && !self.retention.cramped.load(Ordering::Relaxed) {
+        if retained + backlog == 0 && !self.retention.cramped.load(Ordering::Relaxed) {
+            drop(watch);
             return self.pause(crew, now);
         }
         let surplus = watch.low_water.surplus(retained);
-        let sample = self.sample(crew, &mut watch, now);
-        // The lock is not held while others are called.
+        let sample = self.sample(&mut watch, backlog, now);
         drop(watch);
         let mut again = false;
         let excess = sample.as_ref().map_or(0, |sample| sample.excess).max(surplus);

@@ -78,11 +78,11 @@ counters! {
     zeroed_by_helpers_bytes, Bytes, "Bytes that helpers zeroed while an allocating thread was zeroing too.";
     zeroed_in_background_bytes, Bytes, "Bytes zeroed ahead of time, with nobody waiting.";
     discarded_by_caller_bytes, Bytes, "Bytes that a thread of the program gave back to the kernel.";
-    discarded_in_background_bytes, Bytes, "Bytes that helpers gave back to the kernel.";
+    discarded_in_background_bytes, Bytes, "Bytes that helpers and the watcher gave back to the kernel.";
     grown_in_place_bytes, Bytes, "Bytes by which spans grew where they were.";
     moved_bytes, Bytes, "Bytes whose pages were moved instead of copied.";
     copied_bytes, Bytes, "Bytes that had to be copied by a reallocation.";
-    background_discard_ns, Nanoseconds, "Time that helpers spent giving memory back with nobody waiting.";
+    background_discard_ns, Nanoseconds, "Time that helpers and the watcher spent giving memory back with nobody waiting.";
     background_zero_ns, Nanoseconds, "Time that helpers spent zeroing with nobody waiting.";
     caller_wait_ns, Nanoseconds, "Time that threads of the program spent zeroing and giving memory back.";
     backlog_assists, Count, "Frees in which the caller helped because the backlog had reached its bound.";
