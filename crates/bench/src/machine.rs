@@ -9,17 +9,24 @@ use pagecrew::units::Bytes;
 
 /// The largest of `wanted` halved as often as it takes to leave this machine a quarter of its available memory.
 pub fn affordable(wanted: usize, report: &Report) -> usize {
-    let available = procfs::memory_info().map_or(usize::MAX, |memory| memory.available as usize);
-    let size = fitting(wanted, available);
+    let size = affordable_now(wanted);
     if size < wanted {
         report.note(&format!(
             "{} of memory are available, so {} stand in for {}",
-            Bytes(available as u64),
+            Bytes(available() as u64),
             Bytes(size as u64),
             Bytes(wanted as u64)
         ));
     }
     size
+}
+
+fn affordable_now(wanted: usize) -> usize {
+    fitting(wanted, available())
+}
+
+fn available() -> usize {
+    procfs::memory_info().map_or(usize::MAX, |memory| memory.available as usize)
 }
 
 fn fitting(wanted: usize, available: usize) -> usize {
@@ -37,8 +44,23 @@ fn fitting(wanted: usize, available: usize) -> usize {
 /// If the process fails.
 pub fn warm(bytes: usize, report: &Report) -> Result<()> {
     report.expect(1, "warming the memory up");
-    program::run(&mut program::worker(&Contestant::plain("glibc"), &["warm", &bytes.to_string()]))?;
+    touch(bytes)?;
     report.step();
+    Ok(())
+}
+
+/// The same before each run whose time depends on how fast it gets its first memory. A virtual machine may tell its host
+/// within seconds which pages are free (free page reporting), and the host takes them: without this, a run would profit from
+/// a predecessor that gave its memory back late, and suffer from one that gave it back early.
+///
+/// # Errors
+/// If the process fails.
+pub fn warm_for_a_run(bytes: usize) -> Result<()> {
+    touch(affordable_now(bytes))
+}
+
+fn touch(bytes: usize) -> Result<()> {
+    program::run(&mut program::worker(&Contestant::plain("glibc"), &["warm", &bytes.to_string()]))?;
     Ok(())
 }
 

@@ -18,6 +18,8 @@ const BENCH: &str = "alloc";
 
 const NUMPY_ROWS: &str = include_str!("../../scripts/numpy_rows.py");
 const DATA_FRAMES: &str = include_str!("../../scripts/data_frames.py");
+/// A little more than the data-frame job needs at its full size, with the malloc that keeps most.
+const FRAMES_PEAK: usize = 5 << 30;
 
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     machine::warm(machine::affordable(setting.size(4 << 30, 2 << 30), report), report)?;
@@ -144,6 +146,7 @@ fn data_frames(setting: &Setting, report: &mut Report, python: &Path) -> Result<
     }
     let checksum = RefCell::new(None::<String>);
     let results = alternate(report, &case, setting.repetitions(), &contestants, |contestant| {
+        machine::warm_for_a_run(setting.size(FRAMES_PEAK, FRAMES_PEAK / 4))?;
         let outcome = script(contestant, python, DATA_FRAMES, std::slice::from_ref(&rows))?;
         let found = outcome.output.lines().last().context("the job printed no checksum")?.to_owned();
         let mut expected = checksum.borrow_mut();

@@ -7,6 +7,7 @@ mod redis;
 
 use crate::contest::{against_the_first, alternate};
 use crate::contestant::Contestant;
+use crate::machine;
 use crate::report::Report;
 use crate::row::{Bar, Comparison, Row};
 use anyhow::Result;
@@ -14,6 +15,9 @@ use std::time::Duration;
 
 /// Runs of each program, with and without Pagecrew.
 const REPETITIONS: usize = 3;
+
+/// More than any of them needs.
+const WARM: usize = 4 << 30;
 
 /// Pagecrew may cost this much more memory at the peak.
 const MOST_PEAK: f64 = 1.10;
@@ -73,6 +77,7 @@ fn compare(mut program: Program, contestants: &[Contestant; 2], report: &Report)
     let mut runs = 0;
     let results = alternate(report, program.name, REPETITIONS, contestants, |contestant| {
         runs += 1;
+        machine::warm_for_a_run(WARM)?;
         let last = runs > (REPETITIONS - 1) * contestants.len();
         let (figures, resident) = (program.run)(contestant, if last { PAUSE } else { Duration::ZERO })?;
         left.extend(resident.filter(|_| last));
