@@ -25,6 +25,9 @@ packages=(
     sqlite3
     strace
     stress-ng
+    util-linux
+    xz-utils
+    zstd
 )
 # For the test with a 32-bit program. Not gcc-multilib: it conflicts with every cross compiler.
 if [ "$(uname -m)" = x86_64 ]; then

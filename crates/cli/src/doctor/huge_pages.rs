@@ -1,9 +1,9 @@
 //! Huge pages: whether they can be had, found and split.
 
 use super::check::Check;
-use super::pagemap::{self, Category};
 use super::scratch::Scratch;
 use pagecrew::sys::memory::{Advice, Range};
+use pagecrew::sys::pagemap::{self, Category};
 use pagecrew::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE};
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ fn chosen(text: &str) -> Option<&str> {
 }
 
 fn scan() -> Check {
-    let tried = Scratch::new(PAGE_SIZE).and_then(|scratch| pagemap::count(scratch.range(), Category::Present));
+    let tried = Scratch::new(PAGE_SIZE).and_then(|scratch| pagemap::bytes_of(scratch.range(), Category::Present));
     Check::tried(
         "PAGEMAP_SCAN",
         tried.map(drop),
@@ -60,8 +60,8 @@ fn zero_subpages() -> Check {
     const COST: &str = "the zero part of a huge page can't be given back";
     const REMEDY: &str = "needs Linux 6.12";
     match split_one() {
-        Ok(Split::Freed(pages)) => {
-            Check::ok(NAME, format!("{pages} of {} pages given back", HUGE_PAGE_SIZE / PAGE_SIZE))
+        Ok(Split::Freed(bytes)) => {
+            Check::ok(NAME, format!("{} of {} pages given back", bytes / PAGE_SIZE, HUGE_PAGE_SIZE / PAGE_SIZE))
         }
         Ok(Split::Nothing) => Check::missing(NAME, "a split gave nothing back", COST, REMEDY),
         Ok(Split::NoHugePage) => {
@@ -91,18 +91,18 @@ fn split_one() -> Result<Split, Errno> {
     scratch.advise(Advice::HugePage)?;
     let huge = scratch.huge_range();
     scratch.write(huge.start - scratch.range().start, 1);
-    if pagemap::count(huge, Category::Huge)? == 0 {
+    if pagemap::bytes_of(huge, Category::Huge)? == 0 {
         // Works whatever the mode is; where it fails, what follows says so.
         let _ = advise(huge, libc::MADV_COLLAPSE);
-        if pagemap::count(huge, Category::Huge)? == 0 {
+        if pagemap::bytes_of(huge, Category::Huge)? == 0 {
             return Ok(Split::NoHugePage);
         }
     }
     for _ in 0..ATTEMPTS {
         advise(Range { start: huge.start, len: PAGE_SIZE }, libc::MADV_COLD)?;
-        match pagemap::count(huge, Category::Zero)? {
+        match pagemap::bytes_of(huge, Category::Zero)? {
             0 => std::thread::sleep(Duration::from_millis(1)),
-            pages => return Ok(Split::Freed(pages)),
+            bytes => return Ok(Split::Freed(bytes)),
         }
     }
     Ok(Split::Nothing)

@@ -7,7 +7,6 @@ mod limits;
 mod machine;
 mod mappings;
 mod other_process;
-mod pagemap;
 mod scratch;
 mod threads;
 
