@@ -21,17 +21,31 @@
 
 mod bell;
 mod boost;
-#[cfg(not(loom))]
-mod contention;
 mod governor;
-// Under loom only the job protocol is built: the rest of the crew is threads and system calls.
-#[cfg(not(loom))]
-mod helpers;
 mod job;
 mod operation;
 mod sync;
+// Under loom only the protocols are built: the rest of the crew is threads and system calls.
+#[cfg(not(loom))]
+mod board;
+#[cfg(not(loom))]
+mod contention;
+#[cfg(not(loom))]
+#[expect(clippy::module_inception, reason = "the crew itself is what the module is named after")]
+mod crew;
+#[cfg(not(loom))]
+mod employer;
+#[cfg(not(loom))]
+mod helper;
+#[cfg(not(loom))]
+mod threads;
+#[cfg(not(loom))]
+mod watcher;
+
+#[cfg(not(loom))]
+pub use crew::{Crew, ForkGuard};
+#[cfg(not(loom))]
+pub use employer::{Employer, Idle, Task, Tick};
 
 pub use governor::{Demand, Means, chunk_bytes, helpers_wanted};
-#[cfg(not(loom))]
-pub use helpers::{Crew, Employer, ForkGuard, Idle, Task, Tick};
 pub use operation::Operation;

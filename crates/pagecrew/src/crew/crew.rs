@@ -1,0 +1,482 @@
+//! The crew: a board of jobs, the helper threads that work on it, and a watcher.
+//!
+//! Helpers do the heavy work in the idle class, on CPUs that nobody else wants. The watcher does next to nothing, in the
+//! ordinary class: it looks at the signals, tells the employer what helpers have finished, and sees to it that what the employer
+//! keeps stays within its bounds even where helpers get no CPU time at all.
+//!
+//! **A helper takes no lock that anybody else waits for.** It may be stopped at any instruction for as long as others want the CPU, so
+//! it announces, hands over and rings by atomics, and whatever needs a lock is done by others.
+
+use super::bell::Bell;
+use super::board::{PLACES, Place};
+use super::contention::Contention;
+use super::employer::{Employer, Task};
+use super::job::GRAIN;
+use super::operation::{OPERATIONS, Operation};
+use super::threads::{Helper, Starting, THREADS};
+use crate::sys::sched::CpuSet;
+use crate::sys::topology::Topology;
+use crate::sys::{clock, membarrier, rseq};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The rate that is assumed before anything was measured: 10 GB/s.
+const FIRST_RATE: usize = 10_000;
+
+pub(super) const NO_QUOTA: u64 = u64::MAX;
+
+pub(super) struct Shared<E> {
+    pub(super) employer: E,
+    // On the heap, and built there: the first large request may come from a thread with a stack of a few kilobytes.
+    pub(super) places: Box<[Place]>,
+    pub(super) helpers: Box<[Helper]>,
+    /// Where helpers listen, and where the watcher does.
+    pub(super) bell: Bell,
+    pub(super) watcher_bell: Bell,
+    pub(super) starting: Mutex<Starting>,
+    pub(super) stop: AtomicBool,
+    /// Bytes a microsecond of each operation, one thread, as last measured.
+    pub(super) rates: [AtomicUsize; OPERATIONS],
+    pub(super) limit: Option<usize>,
+    pub(super) cpus: CpuSet,
+    pub(super) topology: Topology,
+    pub(super) quota_milli: AtomicU64,
+    pub(super) contention: Contention,
+    /// Whether helpers can be revoked: 0 unknown, 1 yes, 2 no. Registered anew in a forked child.
+    pub(super) revocation: AtomicU32,
+}
+
+/// A handle to the crew of an [`Employer`]. Dropping the last one outside a helper ends the helpers.
+pub struct Crew<E: Employer> {
+    pub(super) shared: Arc<Shared<E>>,
+    pub(super) owner: bool,
+}
+
+/// Has no thread started while the process forks.
+pub struct ForkGuard<'c> {
+    starting: MutexGuard<'c, Starting>,
+}
+
+impl ForkGuard<'_> {
+    /// From now on, no helper is started any more.
+    pub fn no_more_helpers(&mut self) {
+        self.starting.retry_ns = u64::MAX;
+    }
+}
+
+/// A lock whose holder panicked is as good as any other: nothing here panics with a half-made change.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<E: Employer> Crew<E> {
+    /// A crew without helpers yet; they come with the first large job. `limit` bounds their number. Helpers will run on `cpus`,
+    /// which should be what the process was started with: a program may pin the very thread that brings the work.
+    pub fn new(employer: E, limit: Option<usize>, cpus: CpuSet, topology: Topology) -> Crew<E> {
+        let shared = Shared {
+            employer,
+            places: (0..PLACES).map(|_| Place::new()).collect(),
+            helpers: (0..THREADS).map(|_| Helper::new()).collect(),
+            bell: Bell::new(),
+            watcher_bell: Bell::new(),
+            starting: Mutex::new(Starting::new()),
+            stop: AtomicBool::new(false),
+            rates: std::array::from_fn(|_| AtomicUsize::new(FIRST_RATE)),
+            limit,
+            cpus,
+            topology,
+            quota_milli: AtomicU64::new(NO_QUOTA),
+            contention: Contention::new(),
+            revocation: AtomicU32::new(0),
+        };
+        Crew { shared: Arc::new(shared), owner: true }
+    }
+
+    /// The employer.
+    pub fn employer(&self) -> &E {
+        &self.shared.employer
+    }
+
+    /// The machine's nodes, as the crew sees them.
+    pub fn topology(&self) -> &Topology {
+        &self.shared.topology
+    }
+
+    /// Does `task` and returns when it is done, with the calling thread taking part and not waiting for helpers that don't run.
+    /// A range that was discarded may still have a straggler at it: it belongs to the employer again when
+    /// [`Employer::finished`] says so, which may be later than the return.
+    ///
+    /// # Safety
+    /// The range is mapped read-write and, unless the operation is [`Operation::Populate`], nobody else uses it: until the return,
+    /// and in the case of [`Operation::Discard`] until it was reported as finished.
+    pub unsafe fn run(&self, task: Task) {
+        let begin = clock::now_ns();
+        // SAFETY: by the function's own contract.
+        unsafe { self.run_with(task) };
+        self.count_wait(begin);
+    }
+
+    pub(super) unsafe fn run_with(&self, task: Task) {
+        let place = self.worth_sharing(&task).then(|| self.open(task, true)).flatten();
+        let Some(place) = place else {
+            // SAFETY: by the caller's contract.
+            unsafe { task.operation.perform(task.range, None) };
+            self.count(task.operation, task.range.len, self.on_watcher(), 0);
+            if task.report {
+                self.employer().finished(task);
+            }
+            return;
+        };
+        self.call(task.range.len, task.operation);
+        // SAFETY: this thread has published the task and is inside the job.
+        let task = unsafe { *place.task.get() };
+        while let Some(chunk) = place.job.take(self.chunk(place, task.operation), None) {
+            // SAFETY: by the caller's contract, and a chunk is taken by one thread alone.
+            unsafe { self.perform(place, &task, chunk, None) };
+        }
+        // SAFETY: as above.
+        unsafe { self.pass_stragglers(place, &task) };
+        self.leave(place, task);
+    }
+
+    /// Puts `task` on the board for the helpers and returns at once; the employer will hear when it is finished. Without room on
+    /// the board or helpers, it is done here and now.
+    ///
+    /// # Safety
+    /// As [`Crew::run`], until it was reported as finished.
+    pub unsafe fn submit(&self, task: Task) {
+        let place = if self.shared.limit == Some(0) { None } else { self.open(task, false) };
+        if place.is_none() || !self.call(task.range.len, task.operation) {
+            // SAFETY: by the function's own contract. Where the task is on the board already, its chunks are taken there.
+            unsafe {
+                match place {
+                    None => self.run_with(task),
+                    Some(place) => {
+                        if place.job.enter() {
+                            let task = *place.task.get();
+                            while let Some(chunk) = place.job.take(self.chunk(place, task.operation), None) {
+                                self.perform(place, &task, chunk, None);
+                            }
+                            self.leave(place, task);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes chunks of open jobs of `operation` for which nobody waits until `enough` says so or none is left; where somebody waits,
+    /// he is at it himself. Returns whether it did anything.
+    pub fn assist(&self, operation: Operation, enough: impl FnMut() -> bool) -> bool {
+        self.assist_with(|other| other == operation, enough)
+    }
+
+    pub(super) fn assist_with(&self, wanted: impl Fn(Operation) -> bool, mut enough: impl FnMut() -> bool) -> bool {
+        let begin = clock::now_ns();
+        let mut helped = false;
+        self.collect();
+        for place in &self.shared.places {
+            if enough() {
+                break;
+            }
+            if !place.job.has_chunks() || !place.job.enter() {
+                continue;
+            }
+            // SAFETY: this thread is inside the job.
+            let task = unsafe { *place.task.get() };
+            if wanted(task.operation) && !place.waiting.load(Ordering::Relaxed) {
+                while !enough()
+                    && let Some(chunk) = place.job.take(self.chunk(place, task.operation), None)
+                {
+                    // SAFETY: whoever published the task gave the range to the crew, and a chunk is taken by one thread alone.
+                    unsafe { self.perform(place, &task, chunk, None) };
+                    helped = true;
+                }
+            }
+            self.leave(place, task);
+        }
+        if helped {
+            self.count_wait(begin);
+        }
+        helped
+    }
+
+    /// Bytes of open jobs of `operation` that nobody has taken yet, and for whose end nobody waits.
+    pub fn backlog(&self, operation: Operation) -> usize {
+        let open =
+            |place: &&Place| place.job.has_chunks() && !place.waiting.load(Ordering::Relaxed) && place.job.enter();
+        let left = |place: &Place| {
+            // SAFETY: this thread is inside the job.
+            let task = unsafe { *place.task.get() };
+            let left = if task.operation == operation { place.job.left() * GRAIN } else { 0 };
+            self.leave(place, task);
+            left.min(task.range.len)
+        };
+        self.shared.places.iter().filter(open).map(left).sum()
+    }
+
+    /// Tells the employer what helpers have finished.
+    pub fn collect(&self) {
+        for place in self.shared.places.iter().filter(|place| place.job.take_over()) {
+            // SAFETY: this thread has taken the place over, so it is nobody else's.
+            let task = unsafe { *place.task.get() };
+            place.job.release();
+            self.employer().finished(task);
+        }
+    }
+
+    /// Whether others want the CPUs, so that helpers keep away for a while.
+    pub fn contended(&self) -> bool {
+        self.shared.contention.now()
+    }
+
+    /// The threads that wanted the CPUs have been stopped.
+    pub fn uncontended(&self) {
+        self.shared.contention.over();
+    }
+
+    /// Whether a helper can be stopped in the middle of zeroing, so that nobody ever waits for it.
+    pub fn revocation(&self) -> bool {
+        match self.shared.revocation.load(Ordering::Relaxed) {
+            0 => {
+                let works = rseq::prepare().is_ok() && membarrier::register().is_ok();
+                self.shared.revocation.store(if works { 1 } else { 2 }, Ordering::Relaxed);
+                works
+            }
+            known => known == 1,
+        }
+    }
+
+    /// Whether the crew's lock is held by nobody at this moment.
+    pub fn unlocked(&self) -> bool {
+        self.shared.starting.try_lock().is_ok()
+    }
+
+    /// Has no thread started until the guard is dropped, for `fork`.
+    pub fn hold_for_fork(&self) -> ForkGuard<'_> {
+        ForkGuard { starting: lock(&self.shared.starting) }
+    }
+
+    /// Makes the crew of a forked child a new one: no helpers, an empty board. Jobs that were open in the parent are forgotten.
+    ///
+    /// # Safety
+    /// Called in the child by its only thread, after the guard of [`Crew::hold_for_fork`] was dropped.
+    pub unsafe fn forget_helpers(&self) {
+        let shared = &self.shared;
+        let mut starting = lock(&shared.starting);
+        for handle in &mut starting.handles {
+            // Not joined or detached: the thread does not exist here, and libc would touch its former stack.
+            *handle = None;
+        }
+        starting.retry_ns = 0;
+        shared.bell.reset();
+        shared.watcher_bell.reset();
+        shared.helpers.iter().for_each(|helper| {
+            helper.thread.store(0, Ordering::Relaxed);
+            helper.at_work.store(false, Ordering::Relaxed);
+        });
+        shared.contention.over();
+        shared.contention.seen_to();
+        shared.places.iter().for_each(|place| place.job.reset());
+        shared.revocation.store(0, Ordering::Relaxed);
+    }
+}
+
+impl<E: Employer> Drop for Crew<E> {
+    fn drop(&mut self) {
+        if !self.owner {
+            return;
+        }
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.hurry();
+        self.shared.bell.ring(THREADS);
+        self.shared.watcher_bell.ring(1);
+        let handles: Vec<_> = lock(&self.shared.starting).handles.iter_mut().filter_map(Option::take).collect();
+        for handle in handles {
+            handle.join();
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::employer::Idle;
+    use super::*;
+    use crate::sys::memory::{Protection, Range, map, unmap};
+    use crate::sys::{procfs, sched};
+    use std::time::Duration;
+
+    fn crew(limit: Option<usize>) -> Crew<Idle> {
+        Crew::new(Idle::new().unwrap(), limit, sched::affinity().unwrap(), Topology::read())
+    }
+
+    fn filled(len: usize) -> Range {
+        let range = Range { start: map(len, Protection::ReadWrite).unwrap(), len };
+        bytes(range).fill(0xa5);
+        range
+    }
+
+    fn bytes(range: Range) -> &'static mut [u8] {
+        // SAFETY: the tests' own mappings, used by one thread at a time.
+        unsafe { std::slice::from_raw_parts_mut(range.start as *mut u8, range.len) }
+    }
+
+    fn task(operation: Operation, range: Range) -> Task {
+        Task { operation, range, node: 0, report: false }
+    }
+
+    #[test]
+    fn a_range_is_zeroed_whole_with_and_without_helpers() {
+        for limit in [Some(0), Some(1), Some(4), None] {
+            let crew = crew(limit);
+            let range = filled(96 << 20);
+            for round in 0..5 {
+                // SAFETY: the range is this test's.
+                unsafe { crew.run(task(Operation::Zero, range)) };
+                assert!(bytes(range).iter().all(|&byte| byte == 0), "limit {limit:?}, round {round}");
+                bytes(range).fill(0xa5);
+            }
+            // SAFETY: the test is done with it.
+            unsafe { unmap(range).unwrap() };
+        }
+    }
+
+    #[test]
+    fn discarded_memory_is_back_when_the_call_returns() {
+        let crew = crew(None);
+        let range = filled(256 << 20);
+        let before = procfs::resident_bytes().unwrap();
+        // SAFETY: the range is this test's, which does not use it again.
+        unsafe { crew.run(task(Operation::Discard, range)) };
+        let after = procfs::resident_bytes().unwrap();
+        assert!(after + (200 << 20) < before, "{before} -> {after}");
+    }
+
+    #[test]
+    fn without_helpers_a_submitted_job_is_done_at_once() {
+        let crew = crew(Some(0));
+        let range = filled(8 << 20);
+        // SAFETY: the range is this test's.
+        unsafe { crew.submit(task(Operation::Zero, range)) };
+        assert!(bytes(range).iter().all(|&byte| byte == 0));
+        assert_eq!(crew.helper_threads().count(), 0);
+    }
+
+    #[test]
+    fn more_jobs_than_places_are_all_done() {
+        let crew = crew(None);
+        let ranges: Vec<_> = (0..3 * PLACES).map(|_| filled(1 << 20)).collect();
+        for &range in &ranges {
+            // SAFETY: the range is this test's, which waits for the end below.
+            unsafe { crew.submit(task(Operation::Zero, range)) };
+        }
+        crew.assist(Operation::Zero, || false);
+        let deadline = clock::now_ns() + 60_000_000_000;
+        while ranges.iter().any(|&range| bytes(range).iter().any(|&byte| byte != 0)) {
+            assert!(clock::now_ns() < deadline, "not done after a minute");
+            std::thread::yield_now();
+        }
+    }
+
+    /// CPU-bound threads on every core, so that helpers hardly run: the caller must not be held back by them.
+    #[test]
+    fn a_caller_is_not_held_back_by_helpers_that_do_not_run() {
+        let crew = crew(None);
+        let range = filled(64 << 20);
+        let alone = {
+            let begin = clock::now_ns();
+            // SAFETY: the range is this test's.
+            unsafe { crate::sys::zero::zero(range, crate::sys::zero::Use::Later) };
+            clock::now_ns() - begin
+        };
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..sched::affinity().unwrap().count() {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        std::hint::spin_loop()
+                    }
+                });
+            }
+            let mut times: Vec<u64> = (0..21)
+                .map(|_| {
+                    bytes(range).fill(0xa5);
+                    crew.shared.contention.over();
+                    let begin = clock::now_ns();
+                    // SAFETY: the range is this test's.
+                    unsafe { crew.run(task(Operation::Zero, range)) };
+                    let took = clock::now_ns() - begin;
+                    assert!(bytes(range).iter().all(|&byte| byte == 0));
+                    took
+                })
+                .collect();
+            stop.store(true, Ordering::Relaxed);
+            times.sort_unstable();
+            // The caller has at least half a CPU; a helper of the idle class that it waited for would cost it hundreds of ms.
+            assert!(times[10] < 6 * alone + 30_000_000, "alone {alone} ns, beside bystanders {times:?}");
+        });
+    }
+
+    #[test]
+    fn helpers_work_in_the_idle_class_and_without_signals() {
+        let crew = crew(None);
+        let range = filled(64 << 20);
+        let deadline = clock::now_ns() + 60_000_000_000;
+        let class = |thread| {
+            // SAFETY: takes a thread number and returns a policy.
+            unsafe { libc::sched_getscheduler(thread) }
+        };
+        let helper = |thread: &i32| {
+            let name = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm")).unwrap_or_default();
+            name.starts_with("pagecrew/") && name != "pagecrew/watch\n"
+        };
+        let mut worked_idle = false;
+        while !worked_idle {
+            assert!(clock::now_ns() < deadline, "no helper was seen at work within a minute");
+            // SAFETY: the range is this test's, which waits for the end below.
+            unsafe { crew.submit(task(Operation::Zero, range)) };
+            while crew.shared.places.iter().any(|place| place.job.has_chunks()) && clock::now_ns() < deadline {
+                worked_idle |= crew.helper_threads().any(|thread| thread > 0 && class(thread) == libc::SCHED_IDLE);
+            }
+            crew.shared.contention.over();
+        }
+        for thread in crew.helper_threads().filter(helper) {
+            let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
+            let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t")).unwrap();
+            // Everything but SIGKILL, SIGSTOP and the two numbers that glibc keeps for itself.
+            assert_eq!(u64::from_str_radix(blocked, 16).unwrap() | 0x1_8004_0100, u64::MAX, "{blocked}");
+        }
+        // With nothing to do, one either sleeps in the ordinary class or ends soon: else the process could not end.
+        while crew.helper_threads().any(|thread| thread < 0 || class(thread) == libc::SCHED_IDLE) {
+            assert!(clock::now_ns() < deadline, "a helper without work stays in the idle class");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Threads on every CPU and more: helpers keep away, and the work is done all the same.
+    #[test]
+    fn work_left_to_others_is_done_by_the_watcher() {
+        let crew = crew(None);
+        let range = filled(64 << 20);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 * sched::online_cpus() {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        std::hint::spin_loop()
+                    }
+                });
+            }
+            // SAFETY: the range is this test's, which waits for the end below.
+            unsafe { crew.submit(task(Operation::Zero, range)) };
+            let deadline = clock::now_ns() + 60_000_000_000;
+            while !crew.shared.places.iter().all(|place| place.job.is_free()) {
+                assert!(clock::now_ns() < deadline, "not done after a minute");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(bytes(range).iter().all(|&byte| byte == 0));
+            assert!(crew.counters().turned_away.get() > 0);
+        });
+    }
+}

@@ -1,0 +1,117 @@
+//! The life of a helper.
+
+use super::contention::Found;
+use super::crew::{Crew, NO_QUOTA};
+use super::employer::Employer;
+use super::threads::Helper;
+use crate::sys::sched::{self, Class};
+use crate::sys::{cgroup, clock};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// A helper without work ends after this long.
+pub(super) const LINGER: Duration = Duration::from_secs(30);
+/// And after this long where it has to stay in the idle class: a process can't end before such a thread has had its turn.
+const LINGER_IDLE: Duration = Duration::from_millis(50);
+
+impl<E: Employer> Crew<E> {
+    /// The life of helper `number`: it works in the idle class and sleeps in the ordinary one, where the user may go back to that.
+    pub(super) fn help(&self, number: usize) {
+        let me = &self.shared.helpers[number];
+        let node = number % self.shared.topology.nodes();
+        self.settle_on(node);
+        self.revocation();
+        let cpus = sched::online_cpus();
+        let (mut idle, mut found) = (false, Found::default());
+        let mut quota_read = 0;
+        let mut last_work = clock::now_ns();
+        loop {
+            let heard = self.shared.bell.hear();
+            if clock::now_ns() >= quota_read + 10_000_000_000 {
+                quota_read = clock::now_ns();
+                self.shared.quota_milli.store(cgroup::cpu().map_or(NO_QUOTA, |cpu| cpu.quota_milli), Ordering::Relaxed);
+            }
+            if self.has_room(number, &mut found, cpus) {
+                idle = idle || sched::set_class(0, Class::Idle).is_ok();
+                let room = |found: &mut Found| self.has_room(number, found, cpus);
+                if self.work_on_board(number, node, || room(&mut found)) || self.employer().work_ahead(self) {
+                    last_work = clock::now_ns();
+                    continue;
+                }
+            }
+            me.at_work.store(false, Ordering::Relaxed);
+            idle = idle && sched::set_class(0, Class::Normal).is_err();
+            let linger = if idle { LINGER_IDLE } else { LINGER };
+            let over =
+                self.shared.stop.load(Ordering::SeqCst) || clock::now_ns() - last_work >= linger.as_nanos() as u64;
+            if over && self.shared.bell.end(heard) {
+                me.thread.store(0, Ordering::Release);
+                return;
+            }
+            if !over {
+                self.shared.bell.sleep(heard, linger);
+            }
+        }
+    }
+
+    /// Whether there is a CPU for helper `number`, which is about to work.
+    fn has_room(&self, number: usize, found: &mut Found, cpus: usize) -> bool {
+        self.shared.helpers[number].at_work.store(true, Ordering::Relaxed);
+        let at_work = |helper: &&Helper| helper.at_work.load(Ordering::Relaxed);
+        // The watcher, too, which is often on its way back to sleep when a helper that it has called begins.
+        let helpers = &self.shared.helpers;
+        let room = self.shared.contention.leaves_room(found, cpus, || {
+            (helpers.iter().filter(at_work).count(), helpers[..number].iter().filter(at_work).count())
+        });
+        if room || !self.leave_to_watcher() {
+            return true;
+        }
+        self.counters().turned_away.add(1);
+        false
+    }
+
+    /// Works on open jobs until none has chunks left or there is no `room` for it any more. Returns whether there was one.
+    fn work_on_board(&self, number: usize, node: usize, mut room: impl FnMut() -> bool) -> bool {
+        let me = &self.shared.helpers[number];
+        let idle = || {
+            let _ = sched::set_class(0, Class::Idle);
+        };
+        let mut worked = false;
+        me.boost.down(idle);
+        for prefer_own in [true, false] {
+            for place in &self.shared.places {
+                if !place.job.has_chunks() || !place.job.enter() {
+                    continue;
+                }
+                // SAFETY: this thread is inside the job.
+                let task = unsafe { *place.task.get() };
+                if prefer_own && task.node != node && self.shared.topology.nodes() > 1 {
+                    self.leave_as_helper(place, task);
+                    continue;
+                }
+                while room()
+                    && let Some(chunk) = place.job.take(self.chunk(place, task.operation), Some(number))
+                {
+                    worked = true;
+                    // SAFETY: this thread is inside the job and took the chunk.
+                    let whole = unsafe { self.perform(place, &task, chunk, Some(number)) };
+                    me.boost.down(idle);
+                    if !whole {
+                        break;
+                    }
+                    place.job.done(number);
+                }
+                self.leave_as_helper(place, task);
+            }
+        }
+        worked
+    }
+
+    /// Restricts the calling helper to the CPUs of its node that the process may use, or to all of those.
+    fn settle_on(&self, node: usize) {
+        let shared = &self.shared;
+        let own = shared.topology.cpus(node).intersection(&shared.cpus);
+        let cpus = if shared.topology.nodes() > 1 && own.count() > 0 { own } else { shared.cpus };
+        let _ = sched::set_affinity(&cpus);
+    }
+}

@@ -1,0 +1,84 @@
+//! The life of the watcher.
+
+use super::crew::Crew;
+use super::employer::{Employer, Tick};
+use super::helper::LINGER;
+use super::job::GRAIN;
+use super::operation::Operation;
+use super::threads::WATCHER;
+use crate::sys::{clock, sched};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// While the CPUs are others', the watcher does a chunk of what was left this often: a twentieth of its time. What can't wait that long,
+/// the employer sees to.
+const LEFT_NS: u64 = 50_000;
+const LEFT_PAUSE: Duration = Duration::from_millis(4);
+
+/// Time slices of the watcher: as short as can be (6.12).
+const WATCHER_SLICE_NS: u64 = 100_000;
+
+impl<E: Employer> Crew<E> {
+    /// The life of the watcher.
+    pub(super) fn watch_over(&self) {
+        let _ = sched::set_affinity(&self.shared.cpus);
+        // It has little to do and should come to it soon. Where the kernel doesn't know of slices, it comes a little later.
+        let _ = sched::set_slice(WATCHER_SLICE_NS);
+        let bell = &self.shared.watcher_bell;
+        let mut last_work = clock::now_ns();
+        let mut next_left = 0;
+        let me = &self.shared.helpers[WATCHER];
+        loop {
+            me.at_work.store(true, Ordering::Relaxed);
+            let heard = bell.hear();
+            self.collect();
+            let tick = self.employer().watch(self);
+            let left = self.see_to_what_was_left(&mut next_left);
+            let now = clock::now_ns();
+            let pause = match tick {
+                Tick::Again => Duration::ZERO,
+                Tick::Wait(pause) if left => pause.min(LEFT_PAUSE),
+                Tick::Rest if left => LEFT_PAUSE,
+                Tick::Wait(pause) => pause,
+                Tick::Rest => LINGER,
+            };
+            if tick != Tick::Rest || left {
+                last_work = now;
+            }
+            let over = self.shared.stop.load(Ordering::SeqCst) || now - last_work >= LINGER.as_nanos() as u64;
+            me.at_work.store(false, Ordering::Relaxed);
+            if over && bell.end(heard) {
+                me.thread.store(0, Ordering::Release);
+                return;
+            }
+            if !over && pause > Duration::ZERO {
+                bell.sleep(heard, pause);
+            }
+        }
+    }
+
+    /// Sees to what helpers have left to those who want the CPUs: calls helpers once they need no longer keep away, and until then
+    /// does a little of it. Returns whether there is more. Called by the watcher.
+    fn see_to_what_was_left(&self, next_ns: &mut u64) -> bool {
+        let contention = &self.shared.contention;
+        if !contention.left() {
+            return false;
+        }
+        let left = || self.shared.places.iter().filter(|place| place.job.has_chunks());
+        if left().next().is_none() {
+            contention.seen_to();
+            return false;
+        }
+        let now = clock::now_ns();
+        if contention.now() {
+            if now >= *next_ns {
+                self.assist_with(|_| true, || clock::now_ns() >= now + LEFT_NS);
+                *next_ns = now + LEFT_PAUSE.as_nanos() as u64;
+            }
+            return true;
+        }
+        contention.seen_to();
+        self.call(left().map(|place| place.job.left() * GRAIN).sum(), Operation::Discard);
+        false
+    }
+}
