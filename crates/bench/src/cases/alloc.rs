@@ -87,6 +87,7 @@ fn grow(setting: &Setting, report: &mut Report) -> Result<()> {
     let case = format!("realloc {} to {}", Bytes(first as u64), Bytes(last as u64));
     let contestants = [setting.ours.clone(), glibc()];
     let results = alternate(report, &case, setting.repetitions(), &contestants, |contestant| {
+        machine::warm_for_a_run(last)?;
         program::run(&mut worker(contestant, &["grow", &first.to_string(), &last.to_string()]))?.figures()
     })?;
     for (index, part) in ["the whole job", "inside realloc"].iter().enumerate() {
