@@ -42,12 +42,22 @@ impl Block {
 
     /// Asks for 4 KiB pages throughout, as a program does that fears huge ones.
     pub fn without_huge_pages(self) -> Block {
+        self.advise(libc::MADV_NOHUGEPAGE);
+        self
+    }
+
+    /// Asks for huge pages.
+    pub fn with_huge_pages(self) -> Block {
+        self.advise(libc::MADV_HUGEPAGE);
+        self
+    }
+
+    /// Where the kernel has no huge pages it refuses, and there is nothing to ask for.
+    fn advise(&self, advice: libc::c_int) {
         let start = round_up(self.start, PAGE_SIZE).unwrap_or(self.start);
         let len = (self.start + self.len - start) & !(PAGE_SIZE - 1);
-        // SAFETY: whole pages inside memory that is ours; the advice does not change contents. Where the kernel has no huge
-        // pages it refuses, and there is nothing to ask for.
-        unsafe { libc::madvise(start as *mut _, len, libc::MADV_NOHUGEPAGE) };
-        self
+        // SAFETY: whole pages inside memory that is ours; the advice does not change contents.
+        unsafe { libc::madvise(start as *mut _, len, advice) };
     }
 
     /// Writes to each page.

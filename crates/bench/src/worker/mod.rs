@@ -32,9 +32,10 @@ pub fn run(args: &[String]) -> Result<()> {
     }
 }
 
-/// Has the machine find pages for `bytes` once.
+/// Has the machine find pages for `bytes` once. In huge pages: those the kernel hands out again first, whole or in parts, while small
+/// ones go to the end of its lists.
 fn warm(bytes: usize) -> Result<()> {
-    Block::new(Origin::Map, bytes)?.touch_in_parallel();
+    Block::new(Origin::Map, bytes)?.with_huge_pages().touch_in_parallel();
     Ok(())
 }
 
