@@ -1,7 +1,8 @@
 //! Pagecrew takes memory work off a program's critical path, on a stock Linux kernel: freeing, zeroing and re-packing pages in
 //! parallel, in batches, in the background, on CPU that nobody else wants.
 //!
-//! The modules are layers. Each uses only those that stand before it here: [`units`], [`sys`], [`stats`], [`crew`], [`region`].
+//! The modules are layers. Each uses only those that stand before it here: [`units`], [`sys`], [`stats`], [`crew`], [`region`],
+//! [`frame`].
 //! `ARCHITECTURE.md` in the repository has the whole picture.
 
 // Only the parts that have models are used under loom.
@@ -18,11 +19,17 @@ pub mod crew;
 #[cfg(not(loom))]
 pub mod region;
 
-// Threads and system calls are not modelled by loom; the bookkeeping of spans, the zeroing ahead and the watcher's rest are.
+#[cfg(not(loom))]
+pub mod frame;
+
+// Threads and system calls are not modelled by loom; the bookkeeping of spans and of areas is.
 #[cfg(loom)]
 #[allow(missing_docs)]
 pub mod region {
-    mod ahead;
-    mod look;
     pub mod spans;
+}
+#[cfg(loom)]
+#[allow(missing_docs)]
+pub mod frame {
+    mod area;
 }

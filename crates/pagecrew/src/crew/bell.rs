@@ -19,10 +19,10 @@ const RING: u32 = LISTENERS + 1;
 
 /// What a thread has heard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Heard(u32);
+pub(crate) struct Heard(u32);
 
 /// See the module.
-pub(super) struct Bell {
+pub(crate) struct Bell {
     word: AtomicU32,
     asleep: AtomicU32,
 }

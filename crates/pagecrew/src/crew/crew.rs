@@ -32,7 +32,7 @@ pub(super) struct Shared<E> {
     pub(super) helpers: Box<[Helper]>,
     /// Where helpers listen, and where the watcher does.
     pub(super) bell: Bell,
-    pub(super) watcher_bell: Bell,
+    pub(super) watcher_bell: Arc<Bell>,
     pub(super) starting: Mutex<Starting>,
     pub(super) stop: AtomicBool,
     /// Bytes a microsecond of each operation, one thread, as last measured.
@@ -78,7 +78,7 @@ impl<E: Employer> Crew<E> {
             places: (0..PLACES).map(|_| Place::new()).collect(),
             helpers: (0..THREADS).map(|_| Helper::new()).collect(),
             bell: Bell::new(),
-            watcher_bell: Bell::new(),
+            watcher_bell: Arc::new(Bell::new()),
             starting: Mutex::new(Starting::new()),
             stop: AtomicBool::new(false),
             rates: std::array::from_fn(|_| AtomicUsize::new(FIRST_RATE)),
@@ -95,6 +95,11 @@ impl<E: Employer> Crew<E> {
     /// The employer.
     pub fn employer(&self) -> &E {
         &self.shared.employer
+    }
+
+    /// What the watcher listens to: for an employer that has to call it from where it has no crew at hand, as from a signal handler.
+    pub(crate) fn watcher_bell(&self) -> Arc<Bell> {
+        self.shared.watcher_bell.clone()
     }
 
     /// The machine's nodes, as the crew sees them.

@@ -19,10 +19,12 @@
 //! Source: parallel free of huge memory (Aaron Lu, 2017), whose review asked who pays for the workers, who tunes them, and what
 //! happens when they don't run.
 
-mod bell;
+pub(crate) mod ahead;
+pub(crate) mod bell;
 mod boost;
 mod governor;
 mod job;
+pub(crate) mod look;
 mod operation;
 mod sync;
 // Under loom only the protocols are built: the rest of the crew is threads and system calls.

@@ -17,15 +17,13 @@
 //! Sources: parallel free (Aaron Lu, 2017) and PG_zero (Liang Li, 2020), whose reviewers asked for the memory to be bounded, for
 //! somebody to pay for the CPU, and not to zero what is small and hot.
 
-mod ahead;
 mod arena;
 mod core;
 mod exit;
-mod look;
 mod options;
 pub mod policy;
 mod retention;
-mod signals;
+pub(crate) mod signals;
 pub mod spans;
 #[cfg(test)]
 mod tests;
@@ -181,6 +179,24 @@ impl Region {
     /// As [`Region::allocate`].
     pub fn allocate_zeroed(&self, size: usize, align: usize) -> Result<NonNull<u8>, AllocateError> {
         self.allocate_for(size, align, Want::Zeroes)
+    }
+
+    /// Hands out `size` bytes aligned to `align` without a page behind them: for a layer that keeps books of its own of what it touches.
+    ///
+    /// # Errors
+    /// As [`Region::allocate`].
+    pub(crate) fn allocate_bare(&self, size: usize, align: usize) -> Result<NonNull<u8>, AllocateError> {
+        let core = self.core();
+        let out_of_memory = AllocateError::OutOfMemory { size };
+        let usable =
+            round_up(size, PAGE_SIZE).filter(|&usable| usable > 0 && !core.absurd(usable)).ok_or(out_of_memory)?;
+        let found = core.allocate(self.crew.topology(), usable, align, Want::AddressSpace);
+        let (zone, grant) = found.ok_or(out_of_memory)?;
+        for piece in grant.pieces.iter().filter(|piece| piece.backed > 0) {
+            // SAFETY: the piece is part of the new span. A range of the region is never refused.
+            let _ = unsafe { memory::discard(zone.at(piece.offset, piece.len)) };
+        }
+        Ok(Self::pointer(zone, grant.offset))
     }
 
     fn allocate_for(&self, size: usize, align: usize, want: Want) -> Result<NonNull<u8>, AllocateError> {

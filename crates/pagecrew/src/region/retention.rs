@@ -1,11 +1,11 @@
 //! Retention at work: what the policy decides is done with memory that was freed, on the program's own threads and by the watcher.
 
 use super::core::{Core, RegionCrew, Zone, lock};
-use super::look::NextLook;
 use super::options::Options;
 use super::policy::{LowWater, expected_growth, first_peak};
 use super::signals::SignalReader;
 use super::spans::Segment;
+use crate::crew::look::NextLook;
 use crate::crew::{Employer, Operation, Task, Tick};
 use crate::sys::{clock, memory};
 use std::sync::Mutex;

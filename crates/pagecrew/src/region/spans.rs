@@ -931,8 +931,8 @@ mod tests {
 /// The hand-over of memory that a helper is zeroing to a thread that allocates it, in every interleaving.
 #[cfg(all(test, loom))]
 mod model {
-    use super::super::ahead::Ahead;
     use super::*;
+    use crate::crew::ahead::Ahead;
     use crate::sys::memory::Range;
     use loom::sync::atomic::Ordering;
     use loom::sync::{Arc, Mutex};
@@ -956,7 +956,7 @@ mod model {
 
     /// What a helper does, without the zone's lock.
     fn help(zone: &Zone) {
-        zone.ahead.work(|_, revoked| {
+        zone.ahead.work(|_, _, revoked| {
             let mut memory = zone.memory.lock().unwrap();
             let whole = revoked.load(Ordering::Relaxed) == 0;
             if whole {

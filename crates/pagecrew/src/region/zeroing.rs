@@ -1,9 +1,9 @@
 //! Zeroes: cleaning what a zeroed span is made of, and having helpers zero retained memory before anybody asks.
 
-use super::ahead::{Ahead, Done};
 use super::core::{Core, Inner, RegionCrew, Zone, lock};
 use super::policy::ZeroDemand;
 use super::spans::{Grant, Piece, State, Want};
+use crate::crew::ahead::{Ahead, Done};
 use crate::crew::{Employer, Operation, Task};
 use crate::sys::memory::Range;
 use crate::sys::zero::{self, Use};
@@ -217,7 +217,7 @@ impl Core {
 
     /// A helper's part: zeroes a piece that was set out. Returns whether there was one.
     pub fn zero_one_ahead(&self, crew: &RegionCrew) -> bool {
-        let worked = self.zeroing.ahead.work(|range, revoked| self.zero_piece(range, revoked));
+        let worked = self.zeroing.ahead.work(|_, range, revoked| self.zero_piece(range, revoked));
         // In time for the watcher to set more out.
         if worked && self.zeroing.ahead.ready() <= 2 {
             crew.ring_watcher();

@@ -5,6 +5,7 @@
 
 pub mod cgroup;
 pub mod clock;
+pub mod cpu_stack;
 pub mod futex;
 pub mod maps;
 pub mod membarrier;

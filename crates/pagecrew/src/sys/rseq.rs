@@ -37,13 +37,35 @@ pub fn prepare() -> Result<(), Errno> {
 
 /// The calling thread's area, a `struct rseq` registered with the kernel; `None` before [`prepare`] and where there is none.
 pub fn area() -> Option<*mut c_void> {
+    offset().map(at)
+}
+
+/// Distance of the area from the thread pointer, the same in every thread; `None` as for [`area`].
+pub fn offset() -> Option<isize> {
     match OFFSET.load(Ordering::Relaxed) {
         UNKNOWN | ABSENT => None,
-        offset => Some(thread_pointer().wrapping_byte_offset(offset)),
+        offset => Some(offset),
     }
 }
 
+/// The calling thread's area, by what [`offset`] said.
+#[inline(always)]
+pub fn at(offset: isize) -> *mut c_void {
+    thread_pointer().wrapping_byte_offset(offset)
+}
+
+/// The CPU that the calling thread runs on at this moment; a huge number in a thread that isn't registered.
+///
+/// # Safety
+/// `offset` is what [`offset`] said.
+#[inline(always)]
+pub unsafe fn cpu(offset: isize) -> u32 {
+    // SAFETY: the area has the kernel's `cpu_id` in its second word.
+    unsafe { at(offset).cast::<u32>().add(1).read_volatile() }
+}
+
 #[cfg(target_arch = "x86_64")]
+#[inline(always)]
 fn thread_pointer() -> *mut c_void {
     let pointer: *mut c_void;
     // SAFETY: on x86-64 Linux, %fs:0 holds the address of the thread control block itself (the psABI's TLS variant II).
@@ -52,6 +74,7 @@ fn thread_pointer() -> *mut c_void {
 }
 
 #[cfg(target_arch = "aarch64")]
+#[inline(always)]
 fn thread_pointer() -> *mut c_void {
     let pointer: *mut c_void;
     // SAFETY: reading the thread pointer register has no effect.

@@ -126,8 +126,16 @@ pub fn affinity() -> Result<CpuSet, Errno> {
 /// # Errors
 /// `EINVAL` where no CPU of the set may be used.
 pub fn set_affinity(set: &CpuSet) -> Result<(), Errno> {
+    set_affinity_of(0, set)
+}
+
+/// Restricts the thread with the kernel's number `id` to `set`; 0 is the calling one.
+///
+/// # Errors
+/// `EINVAL` where no CPU of the set may be used, `ESRCH` where there is no such thread, `EPERM` where it is another user's.
+pub fn set_affinity_of(id: i32, set: &CpuSet) -> Result<(), Errno> {
     // SAFETY: `set` is valid for its size.
-    Errno::check(unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set.0) } as libc::c_long).map(drop)
+    Errno::check(unsafe { libc::sched_setaffinity(id, size_of::<libc::cpu_set_t>(), &set.0) } as libc::c_long).map(drop)
 }
 
 /// CPUs of the machine that are online. Reads a file.

@@ -56,6 +56,13 @@ impl Topology {
     }
 }
 
+/// One more than the highest number that a CPU of this machine may ever have.
+pub fn possible_cpus() -> usize {
+    let mut buffer = Buffer::new();
+    let last = procfs::read(c"/sys/devices/system/cpu/possible", &mut buffer).ok().and_then(|text| list(text).last());
+    last.map_or_else(super::sched::online_cpus, |last| last + 1)
+}
+
 /// The numbers of a kernel list such as `0-3,8,10-11`.
 fn list(text: &str) -> impl Iterator<Item = usize> + '_ {
     text.trim()

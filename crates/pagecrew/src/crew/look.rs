@@ -13,7 +13,7 @@ const RESTS: u64 = 0;
 const LOOKS: u64 = u64::MAX;
 
 /// See the module.
-pub(super) struct NextLook {
+pub(crate) struct NextLook {
     /// When the watcher will look by itself, in nanoseconds, or one of the constants above.
     due_ns: AtomicU64,
 }

@@ -1,4 +1,5 @@
-//! Zeroing ahead of time: pieces of free memory that wait for a helper, are being zeroed, or are done.
+//! Zeroing ahead of time: pieces of free memory that wait for a helper, are being zeroed, or are done. For employers that keep such
+//! memory.
 //!
 //! **Life of a slot.** Whoever holds the lock of a zone sets a piece out (`Empty` -> `Ready`). A helper takes it (`Ready` -> `Taken`),
 //! zeroes it, and says how that went (`Taken` -> `Whole` or `Part`). Again somebody who holds the zone's lock takes it in (-> `Empty`).
@@ -22,7 +23,7 @@ const PART: u32 = 4;
 
 /// Pieces that can be under way at a time: a few milliseconds of work, so that helpers don't wait for the watcher. Each splits free
 /// memory while it lasts.
-const SLOTS: usize = 8;
+pub(crate) const SLOTS: usize = 8;
 
 /// One piece.
 struct Slot {
@@ -35,7 +36,7 @@ struct Slot {
 
 /// A piece that a helper has let go of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Done {
+pub(crate) struct Done {
     /// The slot's number.
     pub slot: usize,
     /// Where.
@@ -47,7 +48,7 @@ pub(super) struct Done {
 }
 
 /// See the module.
-pub(super) struct Ahead {
+pub(crate) struct Ahead {
     slots: [Slot; SLOTS],
 }
 
@@ -88,16 +89,17 @@ impl Ahead {
         self.slots.iter().filter(|slot| slot.state.load(Ordering::Relaxed) == READY).count()
     }
 
-    /// A helper's part: takes a piece and has it zeroed by `zero`, which returns whether it did all of it. Returns whether there was a
+    /// A helper's part: takes a piece and has it zeroed by `zero`, which gets the slot's number and returns whether it did all of
+    /// it and how long that took. Returns whether there was a
     /// piece.
-    pub fn work(&self, zero: impl FnOnce(Range, &AtomicU32) -> (bool, u64)) -> bool {
-        let take = |slot: &&Slot| {
+    pub fn work(&self, zero: impl FnOnce(usize, Range, &AtomicU32) -> (bool, u64)) -> bool {
+        let take = |(_, slot): &(usize, &Slot)| {
             slot.state.load(Ordering::Relaxed) == READY
                 && slot.state.compare_exchange(READY, TAKEN, Ordering::SeqCst, Ordering::Relaxed).is_ok()
         };
-        let Some(slot) = self.slots.iter().find(take) else { return false };
+        let Some((number, slot)) = self.slots.iter().enumerate().find(take) else { return false };
         let range = Range { start: slot.start.load(Ordering::Relaxed), len: slot.len.load(Ordering::Relaxed) };
-        let (whole, took_ns) = zero(range, &slot.revoked);
+        let (whole, took_ns) = zero(number, range, &slot.revoked);
         slot.took_ns.store(took_ns, Ordering::Relaxed);
         slot.state.store(if whole { WHOLE } else { PART }, Ordering::Release);
         true
@@ -164,10 +166,10 @@ mod tests {
     #[test]
     fn a_piece_is_zeroed_once_and_taken_in_once() {
         let ahead = Ahead::new();
-        assert!(!ahead.work(|_, _| unreachable!()));
+        assert!(!ahead.work(|_, _, _| unreachable!()));
         assert!(ahead.set_out(|number| Some(piece(number))) && !ahead.set_out(|_| None));
         assert_eq!((ahead.under_way(), collected(&ahead, ZONE)), (1 << 22, vec![]));
-        assert!(ahead.work(|range, _| (range == piece(0), 5)) && !ahead.work(|_, _| unreachable!()));
+        assert!(ahead.work(|_, range, _| (range == piece(0), 5)) && !ahead.work(|_, _, _| unreachable!()));
         assert_eq!(collected(&ahead, OTHER), []);
         assert_eq!(collected(&ahead, ZONE), [(0, true)]);
         assert_eq!((ahead.under_way(), collected(&ahead, ZONE)), (0, vec![]));
@@ -178,11 +180,11 @@ mod tests {
         let ahead = Ahead::new();
         assert!(ahead.set_out(|number| Some(piece(number))));
         assert!(!ahead.revoke(0, || unreachable!()));
-        assert!(!ahead.work(|_, _| unreachable!()));
+        assert!(!ahead.work(|_, _, _| unreachable!()));
         assert_eq!(collected(&ahead, ZONE), [(0, false)]);
         // The slot serves another piece, which is not revoked.
         assert!(ahead.set_out(|number| Some(piece(number))));
-        assert!(ahead.work(|_, revoked| (revoked.load(Ordering::SeqCst) == 0, 1)));
+        assert!(ahead.work(|_, _, revoked| (revoked.load(Ordering::SeqCst) == 0, 1)));
         assert_eq!(collected(&ahead, ZONE), [(0, true)]);
     }
 
@@ -190,9 +192,9 @@ mod tests {
     fn there_are_only_so_many_slots() {
         let ahead = Ahead::new();
         assert_eq!((0..100).filter(|_| ahead.set_out(|number| Some(piece(number)))).count(), SLOTS);
-        assert!(ahead.work(|_, _| (true, 1)));
+        assert!(ahead.work(|_, _, _| (true, 1)));
         ahead.call_off();
-        assert!(!ahead.work(|_, _| unreachable!()));
+        assert!(!ahead.work(|_, _, _| unreachable!()));
         assert_eq!(collected(&ahead, ZONE).iter().filter(|(_, whole)| *whole).count(), 1);
         assert!(ahead.set_out(|number| Some(piece(number))));
         ahead.reset();

@@ -1,0 +1,266 @@
+//! What is done with frames while nobody asks: zeroing ahead, giving idle areas back, and emptying the stacks of idle CPUs.
+//!
+//! All of it is set out by the crew's watcher and done by its helpers, on CPUs that nobody else wants. A program that finds nothing takes
+//! what is being zeroed away from them at once ([`Pool::take_zeroing_back`]); what is on its way back to the kernel it waits for.
+
+use super::Options;
+use super::area::FRAMES;
+use super::policy;
+use super::pool::Pool;
+use crate::crew::{Crew, Employer, Operation, Task, Tick};
+use crate::region::policy::ZeroDemand;
+use crate::region::signals::SignalReader;
+use crate::stats::{Counters, StatsPage};
+use crate::sys::zero::{self, Use};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, clock};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Between two looks while zeroes are in demand.
+const ZEROING_PAUSE: Duration = Duration::from_millis(5);
+/// Between two looks at whether memory is short, while there is something to give back.
+const PRESSURE_PAUSE: Duration = Duration::from_millis(250);
+/// With nothing to do at all: until somebody calls.
+const REST: Duration = Duration::from_secs(3600);
+/// Areas that are given back in one job: what a helper does in a few milliseconds.
+const JOB: usize = 8;
+/// Fewer dirty frames than this in an area are not worth a piece.
+const PIECE_LEAST: usize = 64;
+
+pub(super) type FrameCrew = Crew<Keeper>;
+
+/// The crew's employer.
+pub(super) struct Keeper {
+    pub pool: Arc<Pool>,
+    stats: StatsPage,
+    zero_rate: usize,
+    decay: Duration,
+    look: Mutex<Look>,
+}
+
+/// What the watcher remembers.
+pub(super) struct Look {
+    demand: ZeroDemand,
+    zeroed_ns: u64,
+    /// When idle areas and stacks are looked at next.
+    decay_ns: u64,
+    pressure_ns: u64,
+    signals: SignalReader,
+    /// Whether there was free memory that was not idle long enough.
+    idle_left: bool,
+    /// What was on each CPU's stacks at the last look.
+    lengths: Vec<(usize, usize)>,
+}
+
+impl Keeper {
+    pub fn new(pool: Arc<Pool>, options: &Options) -> Result<Keeper, Errno> {
+        let now = clock::now_ns();
+        let look = Look {
+            demand: ZeroDemand::default(),
+            zeroed_ns: now,
+            decay_ns: now,
+            pressure_ns: now,
+            signals: SignalReader::new(),
+            idle_left: false,
+            lengths: vec![(0, 0); pool.stacks.cpus()],
+        };
+        let stats = StatsPage::new()?;
+        Ok(Keeper { pool, stats, zero_rate: options.zero_rate, decay: options.decay, look: Mutex::new(look) })
+    }
+
+    /// Keeps the watcher from looking.
+    pub fn hold(&self) -> MutexGuard<'_, Look> {
+        self.look.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets dirty frames out for helpers to zero, as much as is worth having. Returns whether zeroes are in demand.
+    fn zero_ahead(&self, crew: &FrameCrew, look: &mut Look, now: u64) -> bool {
+        let pool = &self.pool;
+        let wanted = pool.zeroes_wanted.swap(0, Ordering::Relaxed) * PAGE_SIZE;
+        if wanted > 0 {
+            look.demand.note(wanted, now);
+        }
+        let goal = look.demand.goal(now) / PAGE_SIZE;
+        let since = Duration::from_nanos(now - look.zeroed_ns);
+        look.zeroed_ns = now;
+        if goal == 0 || self.zero_rate == 0 {
+            return false;
+        }
+        if crew.contended() {
+            pool.pieces.ahead.call_off();
+            return true;
+        }
+        let mut missing = goal.saturating_sub(pool.known_zeroed(goal) + pool.pieces.under_way());
+        missing = missing.min(policy::allowance(self.zero_rate, since) / PAGE_SIZE);
+        let mut set_out = false;
+        // Whole areas that nobody took anything of first: they are the largest and the coldest.
+        for least in [FRAMES, PIECE_LEAST] {
+            for area in pool.zones.iter().flat_map(|zone| zone.quiet(pool.tables())) {
+                if missing == 0 {
+                    break;
+                }
+                let counts = pool.tables().areas[area].counts();
+                if counts.backed && counts.free - counts.zeroed >= least {
+                    let count = pool.set_out(area, missing.min(FRAMES) as u32);
+                    if count == 0 {
+                        // Every slot is taken.
+                        break;
+                    }
+                    missing = missing.saturating_sub(count);
+                    set_out = true;
+                }
+            }
+        }
+        if set_out {
+            crew.call(0, Operation::Zero);
+        }
+        true
+    }
+
+    /// Empties the stacks of CPUs on which nothing has happened since the last time.
+    fn settle_stacks(&self, look: &mut Look) {
+        let pool = &self.pool;
+        let lengths = |cpu: usize| (pool.stacks.len(cpu), pool.zeroed.len(cpu));
+        let last = &look.lengths;
+        let idle = |cpu: usize| last[cpu] != (0, 0) && last[cpu] == lengths(cpu);
+        pool.drain(idle);
+        for (cpu, last) in look.lengths.iter_mut().enumerate() {
+            let now = lengths(cpu);
+            if now == (0, 0) {
+                for stacks in [&pool.stacks, &pool.zeroed] {
+                    stacks.set_limit(cpu, policy::shrunk(stacks.limit(cpu)));
+                }
+            }
+            *last = now;
+        }
+    }
+
+    /// Has the memory of free areas given back: of those that were idle since the last time, or of all of them. Returns whether there
+    /// is free memory left.
+    fn give_back(&self, crew: &FrameCrew, all: bool) -> bool {
+        let pool = &self.pool;
+        let mut left = false;
+        for (node, zone) in pool.zones.iter().enumerate() {
+            zone.forget_places(pool.tables());
+            let mut run = 0..0;
+            for area in zone.quiet(pool.tables()) {
+                if pool.tables().areas[area].hold(all) {
+                    pool.held_areas.fetch_add(1, Ordering::AcqRel);
+                    if run.end != area || run.len() == JOB {
+                        self.discard(crew, run, node);
+                        run = area..area;
+                    }
+                    run.end = area + 1;
+                } else {
+                    let area = &pool.tables().areas[area];
+                    area.look();
+                    left |= area.counts().backed;
+                }
+            }
+            self.discard(crew, run, node);
+        }
+        left
+    }
+
+    fn discard(&self, crew: &FrameCrew, areas: std::ops::Range<usize>, node: usize) {
+        if !areas.is_empty() {
+            let range = self.pool.range_of(areas.start * FRAMES, areas.len() * FRAMES);
+            // SAFETY: areas that are held are nobody's until they are reported.
+            unsafe { crew.submit(Task { operation: Operation::Discard, range, node, report: true }) };
+        }
+    }
+
+    /// Gives back everything that is free and returns when it is back, or after a moment if a helper that is at it doesn't run.
+    pub fn trim(&self, crew: &FrameCrew) {
+        self.pool.take_zeroing_back();
+        self.pool.drain(|_| true);
+        drop(self.hold());
+        self.give_back(crew, true);
+        for _ in 0..1000 {
+            crew.assist(Operation::Discard, || false);
+            if self.pool.held_areas.load(Ordering::Acquire) == 0 {
+                break;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Whether the machine or the control group is short of memory.
+    fn pressed(&self, look: &mut Look, now: u64) -> bool {
+        let stats = self.pool.stats();
+        let idle = (stats.free * PAGE_SIZE).min(stats.backed * PAGE_SIZE);
+        look.signals.read(idle, now).is_some_and(|signals| signals.pressure())
+    }
+}
+
+impl Employer for Keeper {
+    fn finished(&self, task: Task) {
+        let first = (task.range.start - self.pool.base()) / HUGE_PAGE_SIZE;
+        let count = task.range.len / HUGE_PAGE_SIZE;
+        (first..first + count).for_each(|area| self.pool.tables().discarded(area));
+        self.pool.counters.given_back.add((count * FRAMES) as u64);
+        self.pool.held_areas.fetch_sub(count, Ordering::AcqRel);
+    }
+
+    fn work_ahead(&self, crew: &FrameCrew) -> bool {
+        let pieces = &self.pool.pieces;
+        let worked = pieces.work(
+            |range, revoked| {
+                // SAFETY: frames in a piece are nobody's until it was revoked or is done.
+                unsafe {
+                    if crew.revocation() && zero::revocable() {
+                        zero::zero_unless(range, Use::Later, revoked)
+                    } else {
+                        zero::zero(range, Use::Later);
+                        true
+                    }
+                }
+            },
+            clock::now_ns,
+        );
+        // In time for the watcher to set more out.
+        if worked && pieces.ahead.ready() <= 2 {
+            crew.ring_watcher();
+        }
+        worked
+    }
+
+    fn watch(&self, crew: &FrameCrew) -> Tick {
+        let pool = &self.pool;
+        let now = clock::now_ns();
+        let mut look = self.hold();
+        pool.take_in_pieces();
+        let zeroing = self.zero_ahead(crew, &mut look, now) || pool.pieces.under_way() > 0;
+        if let Err(early) = pool.next_look.begin(now) {
+            let early = Duration::from_nanos(early);
+            return Tick::Wait(if zeroing { early.min(ZEROING_PAUSE) } else { early });
+        }
+        let called = pool.attention.swap(false, Ordering::Relaxed);
+        if now >= look.pressure_ns {
+            look.pressure_ns = now + PRESSURE_PAUSE.as_nanos() as u64;
+            if self.pressed(&mut look, now) {
+                pool.drain(|_| true);
+                self.give_back(crew, true);
+            }
+        }
+        if now >= look.decay_ns {
+            look.decay_ns = now + (self.decay / 2).as_nanos() as u64;
+            self.settle_stacks(&mut look);
+            look.idle_left = self.give_back(crew, false);
+        }
+        let until_decay = Duration::from_nanos(look.decay_ns.saturating_sub(now));
+        if zeroing || called || look.idle_left {
+            let pause = if zeroing { ZEROING_PAUSE } else { PRESSURE_PAUSE.min(until_decay) };
+            pool.next_look.again_at(now + pause.as_nanos() as u64);
+            return Tick::Wait(pause);
+        }
+        // What is free on a stack, or was when nobody looked, is found at the next decay.
+        let rest = if pool.nothing_backed() { REST } else { until_decay };
+        if pool.next_look.rest(|| pool.attention.load(Ordering::Relaxed)) { Tick::Wait(rest) } else { Tick::Again }
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.stats.counters
+    }
+}

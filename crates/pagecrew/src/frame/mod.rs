@@ -1,0 +1,347 @@
+//! Page frames: 4 KiB pages in a few nanoseconds, arrays of them for about one nanosecond each, known to be zero where that is asked
+//! for, from any thread and from signal handlers.
+//!
+//! ```text
+//!  alloc, free                alloc_zeroed              orders 1 to 9, 1 GiB
+//!      |                           |                           |
+//!  stack of the CPU        stack of the CPU                    |
+//!  (any frame)             (frames known to be zero)           |
+//!      |  refill, flush            |  refill                   |
+//!      +------------- zone of the node: areas of 2 MiB --------+
+//!                                  |
+//!                     memory of a region, never touched or given back
+//! ```
+//!
+//! In front stands a stack of frame numbers per CPU, worked on in restartable sequences ([`crate::sys::cpu_stack`]): no lock and no atomic
+//! instruction. Stacks are filled and relieved by halves from the zones, whose areas have two bits for each frame, used and
+//! dirty, that are changed 64 at a time. A byte for each frame says whether somebody has it, so that a frame that is
+//! freed twice is seen at once. Together that is less than 0.1 % of the memory.
+//!
+//! **Zeroes.** A frame is known to be zero when its memory was never touched, went back to the kernel, or was zeroed by a helper.
+//! [`Frames::alloc_zeroed`] hands such frames out without touching them. As far as zeroes are asked for, helpers zero free frames
+//! ahead at a bounded rate, whole idle areas first.
+//!
+//! **Memory.** Areas are opened one by one as they are needed. An area of which nothing was used for the decay time goes back to the kernel;
+//! under memory pressure, all free areas do. The stacks of CPUs that do nothing are emptied.
+//!
+//! **Threads and signals.** Everything but building, dropping and forking may be called in a signal handler, at any instant: there is no
+//! lock that the interrupted thread could hold. When memory is short, an allocation may wait for up to 100 ms.
+//!
+//! ```
+//! use pagecrew::frame::{Frames, Options};
+//! use pagecrew::region::{self, Region};
+//! use std::sync::Arc;
+//!
+//! let region = Arc::new(Region::new(region::Options::default())?);
+//! let frames = Frames::new(region, Options { limit: 64 << 20, ..Options::default() })?;
+//! let mut frame = frames.take_zeroed()?;
+//! assert!(frame.iter().all(|&byte| byte == 0));
+//! frame[0] = 1;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Sources: fast per-CPU and bulk page allocation (Mel Gorman, 2017), PG_zero (Liang Li, 2020), LLFree (Wrenger and others, 2023).
+
+mod area;
+mod background;
+mod error;
+mod handle;
+mod pieces;
+mod policy;
+mod pool;
+mod table;
+#[cfg(test)]
+mod tests;
+mod zone;
+
+pub use error::{BuildError, FreeError, OutOfFrames, Problem};
+pub use handle::Frame;
+pub use pool::Places;
+
+use crate::crew::{Crew, ForkGuard};
+use crate::region::Region;
+use crate::sys::topology::Topology;
+use crate::sys::{PAGE_SIZE, sched};
+use background::{FrameCrew, Keeper, Look};
+use pool::Pool;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+/// The highest order of a run within an area: 2 MiB.
+pub const AREA_ORDER: u32 = area::WHOLE;
+/// The order of 1 GiB, the only one above [`AREA_ORDER`].
+pub const GIANT_ORDER: u32 = 18;
+
+/// What can be set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// The most memory that the frames take together, in bytes; rounded up to 2 MiB, and with several nodes to 64 MiB for each. Only address
+    /// space until it is used.
+    pub limit: usize,
+    /// Whether all of it can be used from the start. Otherwise areas are opened as they are needed, which keeps what is used together.
+    pub fixed: bool,
+    /// How many bytes a second helpers may zero ahead; 0 for none.
+    pub zero_rate: usize,
+    /// Free memory that nothing needed for this long goes back to the kernel.
+    pub decay: Duration,
+    /// The most helper threads; `None`: one less than the CPUs that the process may use, at least one.
+    pub helpers: Option<usize>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { limit: 1 << 30, fixed: false, zero_rate: 4 << 30, decay: Duration::from_secs(10), helpers: None }
+    }
+}
+
+/// How many frames there are of which kind, and what was done with them. While others allocate, the figures are of slightly different
+/// moments; otherwise `open` is the sum of `allocated`, `free`, `stacked`, `zeroing` and `giving_back`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stats {
+    /// Frames that there can be.
+    pub limit: usize,
+    /// Frames of the areas that are open.
+    pub open: usize,
+    /// Frames that the program has.
+    pub allocated: usize,
+    /// Frames that are free in the zones.
+    pub free: usize,
+    /// Of those, the ones that are known to be zero.
+    pub free_zeroed: usize,
+    /// Frames on the CPUs' stacks.
+    pub stacked: usize,
+    /// Of those, the ones for programs that want zeroes.
+    pub stacked_zeroed: usize,
+    /// Frames that helpers are zeroing.
+    pub zeroing: usize,
+    /// Frames that are on their way back to the kernel.
+    pub giving_back: usize,
+    /// Frames of areas that may have memory behind them.
+    pub backed: usize,
+    /// How often a stack was empty and was filled.
+    pub refills: u64,
+    /// How often a stack was full and was relieved.
+    pub flushes: u64,
+    /// How often the stacks of CPUs were emptied from outside.
+    pub drains: u64,
+    /// Frames that an allocation had to zero itself.
+    pub zeroed_by_caller: u64,
+    /// Frames that were zeroed ahead.
+    pub zeroed_ahead: u64,
+    /// Frames whose memory went back to the kernel.
+    pub given_back: u64,
+    /// Attempts to free what was not allocated.
+    pub free_errors: u64,
+    /// Bytes of book-keeping if everything is in use.
+    pub metadata: usize,
+}
+
+/// Page frames. See the module's description.
+///
+/// Frames are known by their numbers, from 0 up to the limit; [`Frames::address`] says where one is.
+pub struct Frames {
+    // Before the pool: its threads use it.
+    crew: FrameCrew,
+    pool: Arc<Pool>,
+}
+
+impl fmt::Debug for Frames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Frames").field("stats", &self.stats()).finish()
+    }
+}
+
+impl Frames {
+    /// Frames in memory of `region`, with a zone for each NUMA node of this machine.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn new(region: Arc<Region>, options: Options) -> Result<Frames, BuildError> {
+        Frames::with(region, options, Topology::read())
+    }
+
+    /// Frames with a zone for each node of `topology`.
+    ///
+    /// # Errors
+    /// As [`Frames::new`].
+    pub fn with(region: Arc<Region>, options: Options, topology: Topology) -> Result<Frames, BuildError> {
+        let pool = Arc::new(Pool::new(region, &options, &topology)?);
+        let keeper = Keeper::new(pool.clone(), &options)?;
+        let crew = Crew::new(keeper, options.helpers, sched::affinity().unwrap_or_default(), topology);
+        pool.connect(crew.watcher_bell());
+        // From now on, so that nobody has to start it in a signal handler. Without it, nothing is zeroed ahead or given back.
+        crew.watch();
+        Ok(Frames { crew, pool })
+    }
+
+    /// A frame; its contents are undefined.
+    ///
+    /// # Errors
+    /// [`OutOfFrames`] when every frame is in use.
+    #[cfg_attr(debug_assertions, track_caller)]
+    #[inline(always)]
+    pub fn alloc(&self) -> Result<u32, OutOfFrames> {
+        self.pool.alloc()
+    }
+
+    /// A frame that is zero.
+    ///
+    /// # Errors
+    /// As [`Frames::alloc`].
+    #[cfg_attr(debug_assertions, track_caller)]
+    #[inline(always)]
+    pub fn alloc_zeroed(&self) -> Result<u32, OutOfFrames> {
+        self.pool.alloc_zeroed()
+    }
+
+    /// Gives a frame back.
+    ///
+    /// # Safety
+    /// Nobody uses its memory any more.
+    ///
+    /// # Errors
+    /// [`FreeError`] if nobody has a frame of this number, or not as a single frame. When two threads free the same frame at the same
+    /// instant, both may be told that it went well; it is free once all the same, and counted in [`Stats::free_errors`].
+    #[cfg_attr(debug_assertions, track_caller)]
+    #[inline(always)]
+    pub unsafe fn free(&self, frame: u32) -> Result<(), FreeError> {
+        self.pool.free(frame)
+    }
+
+    /// Fills `into` with the numbers of frames; their contents are undefined. Returns how many there were: fewer only when every frame
+    /// is in use.
+    #[cfg_attr(debug_assertions, track_caller)]
+    #[inline]
+    pub fn alloc_bulk(&self, into: &mut [u32]) -> usize {
+        self.pool.alloc_bulk(into)
+    }
+
+    /// Gives frames back.
+    ///
+    /// # Safety
+    /// Nobody uses their memory any more.
+    ///
+    /// # Errors
+    /// As [`Frames::free`], for the first that could not be freed. All others are free.
+    #[cfg_attr(debug_assertions, track_caller)]
+    #[inline]
+    pub unsafe fn free_bulk(&self, frames: &[u32]) -> Result<(), FreeError> {
+        self.pool.free_bulk(frames)
+    }
+
+    /// `1 << order` frames in a row, aligned to their size: orders 0 to [`AREA_ORDER`] (2 MiB), and [`GIANT_ORDER`] (1 GiB). Returns
+    /// the first one. Their contents are undefined.
+    ///
+    /// # Errors
+    /// [`OutOfFrames`] when there is no such run, and for other orders.
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn alloc_order(&self, order: u32) -> Result<u32, OutOfFrames> {
+        self.pool.alloc_order(order, false)
+    }
+
+    /// As [`Frames::alloc_order`]; the frames are zero.
+    ///
+    /// # Errors
+    /// As [`Frames::alloc_order`].
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn alloc_order_zeroed(&self, order: u32) -> Result<u32, OutOfFrames> {
+        self.pool.alloc_order(order, true)
+    }
+
+    /// Gives frames back that were allocated together.
+    ///
+    /// # Safety
+    /// Nobody uses their memory any more.
+    ///
+    /// # Errors
+    /// [`FreeError`] if `frame` is not the first of a run that was allocated with this order.
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub unsafe fn free_order(&self, frame: u32, order: u32) -> Result<(), FreeError> {
+        self.pool.free_order(frame, order)
+    }
+
+    /// A frame that frees itself.
+    ///
+    /// # Errors
+    /// As [`Frames::alloc`].
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn take(&self) -> Result<Frame<'_>, OutOfFrames> {
+        self.alloc().map(|number| Frame::new(self, number))
+    }
+
+    /// A frame that is zero and frees itself.
+    ///
+    /// # Errors
+    /// As [`Frames::alloc`].
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn take_zeroed(&self) -> Result<Frame<'_>, OutOfFrames> {
+        self.alloc_zeroed().map(|number| Frame::new(self, number))
+    }
+
+    /// Where a frame is: [`PAGE_SIZE`] bytes.
+    ///
+    /// # Panics
+    /// If there is no frame of this number.
+    #[inline]
+    pub fn address(&self, frame: u32) -> NonNull<u8> {
+        assert!(frame < self.pool.frames(), "there are {} frames, and no frame {frame}", self.pool.frames());
+        NonNull::new((self.pool.base() + frame as usize * PAGE_SIZE) as *mut u8)
+            .expect("nothing is mapped at address 0")
+    }
+
+    /// The frame that `address` lies in; `None` if that is none of these.
+    #[inline]
+    pub fn number(&self, address: *const u8) -> Option<u32> {
+        let frame = (address as usize).checked_sub(self.pool.base())? / PAGE_SIZE;
+        u32::try_from(frame).ok().filter(|&frame| frame < self.pool.frames())
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> Stats {
+        Stats { metadata: self.pool.metadata(), ..self.pool.stats() }
+    }
+
+    /// Puts what is on the CPUs' stacks back into the zones.
+    pub fn drain(&self) {
+        self.pool.drain(|_| true);
+    }
+
+    /// Gives the memory of everything back that is free, and returns when it is back, or after a moment where a helper that is at it
+    /// does not run.
+    pub fn trim(&self) {
+        self.crew.employer().trim(&self.crew);
+    }
+
+    /// Holds the background still for a fork. Call it before, then drop what it returns in the parent and hand it to
+    /// [`FrameForkGuard::in_child`] in the child. The region's own [`Region::before_fork`] comes before it.
+    pub fn before_fork(&self) -> FrameForkGuard<'_> {
+        let look = Some(self.crew.employer().hold());
+        let roster = Some(self.crew.hold_for_fork());
+        FrameForkGuard { frames: self, look, roster }
+    }
+}
+
+/// Holds frames still while the process forks.
+pub struct FrameForkGuard<'f> {
+    frames: &'f Frames,
+    look: Option<MutexGuard<'f, Look>>,
+    roster: Option<ForkGuard<'f>>,
+}
+
+impl FrameForkGuard<'_> {
+    /// Makes the frames of a forked child work: what the program has allocated is allocated, everything else is free.
+    ///
+    /// # Safety
+    /// Called in the child by its only thread.
+    pub unsafe fn in_child(mut self) {
+        (self.look, self.roster) = (None, None);
+        // SAFETY: by the function's own contract.
+        unsafe {
+            self.frames.crew.forget_helpers();
+            self.frames.pool.after_fork();
+        }
+        self.frames.crew.watch();
+    }
+}

@@ -1,0 +1,762 @@
+//! The pool: a stack of frames for each CPU before the zones, and a byte for each frame that says whether somebody has it.
+//!
+//! **Life of a frame.** Its bit in its area says *used* from the moment that it leaves the zone, whether for a CPU's stack or for a
+//! program. Its byte says *allocated* while a program has it, so that a second `free` is seen at once. On a stack, a flag in the number
+//! says whether it is known to be zero: one that came from the zone so and was never handed out. In the zone, a bit says so. A frame
+//! that was handed out is dirty when it comes back.
+
+use super::area::{Area, FRAMES, Kind, Taken, WHOLE, WORD, WORDS};
+use super::error::{BuildError, FreeError, OutOfFrames, Problem};
+use super::pieces::Pieces;
+use super::policy;
+use super::table::Table;
+use super::zone::{self, GIANT_AREAS, Tables, Tree, Zone};
+use super::{GIANT_ORDER, Options, Stats};
+use crate::crew::bell::Bell;
+use crate::crew::look::NextLook;
+use crate::region::Region;
+use crate::stats::Counter;
+use crate::sys::cpu_stack::{self, CpuStacks, NONE};
+use crate::sys::memory::{self, Range};
+use crate::sys::topology::{MAX_NODES, Topology};
+use crate::sys::zero::{self, Use};
+use crate::sys::{HUGE_PAGE_SIZE, PAGE_SIZE};
+use std::fmt;
+use std::panic::Location;
+use std::ptr::NonNull;
+#[cfg(debug_assertions)]
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// Nobody has the frame, or it is inside a run.
+const FREE: u8 = 0;
+/// The frame is allocated; the first one of a run of order n has this plus n.
+const ALLOCATED: u8 = 1;
+
+/// On a stack: the frame is known to be zero.
+pub(super) const ZEROED: u32 = 1 << 31;
+const NUMBER: u32 = ZEROED - 1;
+
+/// The most frames: their numbers leave room for the flag, and for [`NONE`].
+const MOST_FRAMES: usize = 1 << 30;
+
+/// The most frames that a stack takes, and of which the half comes from a zone at a time.
+const STACK_MOST: usize = cpu_stack::SLOTS;
+const BATCH_MOST: usize = STACK_MOST / 2;
+
+/// How long an allocation waits for memory that is being zeroed or given back before it says that there is none.
+const LAST_RESORT: Duration = Duration::from_millis(100);
+
+/// What happens too often to be counted by those to whom it happens, and what doesn't.
+#[derive(Default)]
+pub(super) struct PoolCounters {
+    pub refills: Counter,
+    pub flushes: Counter,
+    pub drains: Counter,
+    pub zeroed_by_caller: Counter,
+    pub zeroed_ahead: Counter,
+    pub given_back: Counter,
+    pub free_errors: Counter,
+}
+
+/// Where a frame was allocated and freed last. Known in debug builds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Places {
+    /// Where it was allocated last.
+    pub allocated: Option<&'static Location<'static>>,
+    /// Where it was freed last.
+    pub freed: Option<&'static Location<'static>>,
+}
+
+impl fmt::Display for Places {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(place) = self.allocated {
+            write!(f, "; allocated last at {place}")?;
+        }
+        if let Some(place) = self.freed {
+            write!(f, "; freed last at {place}")?;
+        }
+        Ok(())
+    }
+}
+
+/// See the module.
+pub(super) struct Pool {
+    pub stacks: CpuStacks,
+    states: Table<AtomicU8>,
+    base: usize,
+    frames: u32,
+    /// Whether a frame may be another node's than the CPU's.
+    several_nodes: bool,
+    /// Frames that are known to be zero, for those who ask for such.
+    pub zeroed: CpuStacks,
+    areas: Table<Area>,
+    trees: Table<Tree>,
+    pub zones: Vec<Zone>,
+    /// The node of each CPU.
+    nodes: Box<[u8]>,
+    /// Frames known to be zero that were asked for since the background looked.
+    pub zeroes_wanted: AtomicUsize,
+    /// Areas that are on their way back to the kernel.
+    pub held_areas: AtomicUsize,
+    pub pieces: Pieces,
+    /// Whether a stack was filled or relieved since the background looked, and whether it has to be called.
+    pub attention: AtomicBool,
+    pub next_look: NextLook,
+    bell: OnceLock<Arc<Bell>>,
+    pub counters: PoolCounters,
+    region: Arc<Region>,
+    span: NonNull<u8>,
+    #[cfg(debug_assertions)]
+    places: Table<[AtomicPtr<Location<'static>>; 2]>,
+}
+
+// SAFETY: `span` is memory that the pool owns until it is dropped; everything else is shared by atomics.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+
+// SAFETY: null pointers.
+#[cfg(debug_assertions)]
+unsafe impl super::table::Zeroable for [AtomicPtr<Location<'static>>; 2] {}
+
+impl Pool {
+    pub fn new(region: Arc<Region>, options: &Options, topology: &Topology) -> Result<Pool, BuildError> {
+        let nodes = topology.nodes().min(MAX_NODES);
+        let wanted = options.limit.div_ceil(HUGE_PAGE_SIZE);
+        // Each node has the same share, in whole trees where there are several.
+        let share = wanted.div_ceil(nodes);
+        let share = if nodes > 1 { share.next_multiple_of(32) } else { share };
+        let count = share * nodes;
+        if wanted == 0 || count * FRAMES > MOST_FRAMES {
+            return Err(BuildError::Limit(options.limit));
+        }
+        let stacks = CpuStacks::new(policy::STACK_LEAST)?;
+        let zeroed = CpuStacks::new(policy::STACK_LEAST)?;
+        let (areas, trees) = (Table::new(count)?, Table::new(zone::trees(count))?);
+        let states = Table::new(count * FRAMES)?;
+        let tables = Tables { areas: &areas, trees: &trees };
+        let open = if options.fixed { share } else { 0 };
+        let cpus = stacks.cpus();
+        let zones = (0..nodes).map(|node| Zone::new(node * share, share, open, cpus, tables)).collect();
+        let bytes = count * HUGE_PAGE_SIZE;
+        let align = if count >= GIANT_AREAS { 1 << 30 } else { HUGE_PAGE_SIZE };
+        let span = region.allocate_bare(bytes, align)?;
+        let pool = Pool {
+            stacks,
+            states,
+            base: span.as_ptr() as usize,
+            frames: (count * FRAMES) as u32,
+            several_nodes: nodes > 1,
+            zeroed,
+            areas,
+            trees,
+            zones,
+            nodes: (0..cpus).map(|cpu| topology.node_of(cpu) as u8).collect(),
+            zeroes_wanted: AtomicUsize::new(0),
+            held_areas: AtomicUsize::new(0),
+            pieces: Pieces::new(),
+            attention: AtomicBool::new(false),
+            next_look: NextLook::new(),
+            bell: OnceLock::new(),
+            counters: PoolCounters::default(),
+            region,
+            span,
+            #[cfg(debug_assertions)]
+            places: Table::new(count * FRAMES)?,
+        };
+        if pool.several_nodes {
+            for (node, zone) in pool.zones.iter().enumerate() {
+                // A kernel without NUMA refuses, and a wish is all that it is.
+                let _ = memory::prefer_node(pool.range_of(zone.frames().start, zone.frames().len), node);
+            }
+        }
+        Ok(pool)
+    }
+
+    pub fn tables(&self) -> Tables<'_> {
+        Tables { areas: &self.areas, trees: &self.trees }
+    }
+
+    /// The addresses of `count` frames from number `first` on.
+    pub fn range_of(&self, first: usize, count: usize) -> Range {
+        Range { start: self.base + first * PAGE_SIZE, len: count * PAGE_SIZE }
+    }
+
+    #[inline]
+    pub fn frames(&self) -> u32 {
+        self.frames
+    }
+
+    #[inline]
+    pub fn base(&self) -> usize {
+        self.base
+    }
+
+    /// The byte of a frame.
+    #[inline(always)]
+    fn state(&self, frame: u32) -> &AtomicU8 {
+        debug_assert!(frame < self.frames);
+        // SAFETY: only numbers that came out of a zone, or were compared with the number of frames, come here.
+        unsafe { self.states.get_unchecked(frame as usize) }
+    }
+
+    /// Takes note that a program has `frame` from now on.
+    #[cfg_attr(debug_assertions, track_caller)]
+    #[inline(always)]
+    fn hand_out(&self, frame: u32) -> u32 {
+        self.state(frame).store(ALLOCATED, Ordering::Relaxed);
+        #[cfg(debug_assertions)]
+        self.places[frame as usize][0].store((&raw const *Location::caller()).cast_mut(), Ordering::Relaxed);
+        frame
+    }
+
+    /// Takes note that a program has `frame` no more; `None` if none had it.
+    #[cfg_attr(debug_assertions, track_caller)]
+    #[inline(always)]
+    fn take_back(&self, frame: u32) -> Option<()> {
+        if frame >= self.frames || self.state(frame).load(Ordering::Relaxed) != ALLOCATED {
+            return None;
+        }
+        self.state(frame).store(FREE, Ordering::Relaxed);
+        #[cfg(debug_assertions)]
+        self.places[frame as usize][1].store((&raw const *Location::caller()).cast_mut(), Ordering::Relaxed);
+        Some(())
+    }
+
+    /// What is wrong with `frame`, which was given back with `order`.
+    #[cold]
+    fn diagnose(&self, frame: u32, order: u32) -> FreeError {
+        self.counters.free_errors.add(1);
+        let problem = if frame >= self.frames {
+            Problem::OutOfRange
+        } else {
+            match self.state(frame).load(Ordering::Relaxed) {
+                FREE => Problem::NotAllocated,
+                state if u32::from(state - ALLOCATED) != order => Problem::Order,
+                _ => Problem::NotAllocated,
+            }
+        };
+        FreeError { frame, problem, places: self.places_of(frame) }
+    }
+
+    #[cfg(debug_assertions)]
+    fn places_of(&self, frame: u32) -> Places {
+        let read = |index: usize| {
+            let place = self.places.get(frame as usize)?[index].load(Ordering::Relaxed);
+            // SAFETY: null, or what `Location::caller` returned, which lives for ever.
+            unsafe { place.as_ref() }
+        };
+        Places { allocated: read(0), freed: read(1) }
+    }
+
+    #[cfg(not(debug_assertions))]
+    fn places_of(&self, _: u32) -> Places {
+        Places::default()
+    }
+
+    #[cfg_attr(debug_assertions, track_caller)]
+    #[inline(always)]
+    pub fn alloc(&self) -> Result<u32, OutOfFrames> {
+        let slot = self.stacks.pop();
+        let slot = if slot == NONE { self.refill()? } else { slot };
+        Ok(self.hand_out(slot & NUMBER))
+    }
+
+    #[cfg_attr(debug_assertions, track_caller)]
+    #[inline(always)]
+    pub fn alloc_zeroed(&self) -> Result<u32, OutOfFrames> {
+        let slot = self.zeroed.pop();
+        let slot = if slot == NONE { self.refill_zeroed()? } else { slot };
+        Ok(self.hand_out(slot & NUMBER))
+    }
+
+    #[cfg_attr(debug_assertions, track_caller)]
+    #[inline(always)]
+    pub fn free(&self, frame: u32) -> Result<(), FreeError> {
+        if self.take_back(frame).is_none() {
+            return Err(self.diagnose(frame, 0));
+        }
+        if self.several_nodes && self.is_remote(frame) {
+            self.give(&[frame]);
+        } else if !self.stacks.push(frame) {
+            self.flush(frame);
+        }
+        Ok(())
+    }
+
+    /// Whether `frame` belongs to another node than the CPU.
+    #[cold]
+    fn is_remote(&self, frame: u32) -> bool {
+        let own = self.nodes[self.stacks.here()] as usize;
+        !self.zones.get(own).is_some_and(|zone| {
+            let frames = zone.frames();
+            (frames.start..frames.end()).contains(&(frame as usize))
+        })
+    }
+
+    #[cfg_attr(debug_assertions, track_caller)]
+    #[inline]
+    pub fn alloc_bulk(&self, into: &mut [u32]) -> usize {
+        if let [one] = into {
+            return match self.alloc() {
+                Ok(frame) => {
+                    *one = frame;
+                    1
+                }
+                Err(_) => 0,
+            };
+        }
+        let mut count = self.stacks.pop_many(into);
+        if count < into.len() {
+            count += self.alloc_rest(&mut into[count..]);
+        }
+        for slot in &mut into[..count] {
+            *slot = self.hand_out(*slot & NUMBER);
+        }
+        count
+    }
+
+    /// Takes what the stack did not have: large parts from the zones at once, the last one by way of the stack.
+    #[cold]
+    fn alloc_rest(&self, into: &mut [u32]) -> usize {
+        let mut count = 0;
+        while count < into.len() {
+            let rest = &mut into[count..];
+            if rest.len() >= BATCH_MOST {
+                let taken = self.take(Kind::Any, rest);
+                if taken > 0 {
+                    count += taken;
+                    continue;
+                }
+            }
+            let Ok(slot) = self.refill() else { break };
+            rest[0] = slot;
+            count += 1 + self.stacks.pop_many(&mut rest[1..]);
+        }
+        count
+    }
+
+    #[cfg_attr(debug_assertions, track_caller)]
+    #[inline]
+    pub fn free_bulk(&self, frames: &[u32]) -> Result<(), FreeError> {
+        if let &[one] = frames {
+            return self.free(one);
+        }
+        let (mut rest, mut first_error) = (frames, Ok(()));
+        loop {
+            let good = rest.iter().take_while(|&&frame| self.take_back(frame).is_some()).count();
+            self.give_many(&rest[..good]);
+            if good == rest.len() {
+                return first_error;
+            }
+            // The others are free all the same; the first mistake is the one to look for.
+            first_error = first_error.and(Err(self.diagnose(rest[good], 0)));
+            rest = &rest[good + 1..];
+        }
+    }
+
+    /// Puts frames that nobody has any more on the stack, and what it has no room for into the zones.
+    #[inline]
+    fn give_many(&self, frames: &[u32]) {
+        if !self.several_nodes {
+            let pushed = self.stacks.push_many(frames);
+            if pushed < frames.len() {
+                self.give_rest(&frames[pushed..]);
+            }
+        } else {
+            self.give_by_node(frames);
+        }
+    }
+
+    #[cold]
+    fn give_by_node(&self, frames: &[u32]) {
+        for run in frames.chunk_by(|&a, &b| self.is_remote(a) == self.is_remote(b)) {
+            let pushed = if self.is_remote(run[0]) { 0 } else { self.stacks.push_many(run) };
+            self.give(&run[pushed..]);
+        }
+    }
+
+    #[cold]
+    fn give_rest(&self, frames: &[u32]) {
+        // An array is as good as a stack: it goes where it came from.
+        if frames.len() >= BATCH_MOST {
+            self.give(frames);
+            return;
+        }
+        let (&last, first) = frames.split_last().expect("there is a rest");
+        self.flush(last);
+        let pushed = self.stacks.push_many(first);
+        self.give(&first[pushed..]);
+    }
+
+    /// Fills the CPU's stack by half and returns one more frame, as on a stack.
+    #[cold]
+    #[inline(never)]
+    fn refill(&self) -> Result<u32, OutOfFrames> {
+        self.counters.refills.add(1);
+        let cpu = self.stacks.here();
+        let limit = self.stacks.limit(cpu);
+        let mut batch = [0; BATCH_MOST];
+        self.or_last_resort(0, || {
+            let taken = self.take(Kind::Any, &mut batch[..policy::batch(limit).min(BATCH_MOST)]);
+            let Some((&slot, rest)) = batch[..taken].split_last() else {
+                return Some(self.zeroed.pop()).filter(|&slot| slot != NONE);
+            };
+            self.put(&self.stacks, cpu, rest);
+            Some(slot)
+        })
+    }
+
+    /// Fills the CPU's stack of frames that are known to be zero by half and returns one more. Where there are none, one is zeroed here.
+    #[cold]
+    #[inline(never)]
+    fn refill_zeroed(&self) -> Result<u32, OutOfFrames> {
+        self.counters.refills.add(1);
+        let cpu = self.zeroed.here();
+        let mut batch = [0; BATCH_MOST];
+        let wanted = policy::batch(self.zeroed.limit(cpu)).min(BATCH_MOST);
+        let taken = self.take(Kind::Zeroed, &mut batch[..wanted]);
+        if let Some((&slot, rest)) = batch[..taken].split_last() {
+            self.zeroes_wanted.fetch_add(taken, Ordering::Relaxed);
+            self.put(&self.zeroed, cpu, rest);
+            self.call_background();
+            return Ok(slot);
+        }
+        self.zeroes_wanted.fetch_add(1, Ordering::Relaxed);
+        self.call_background();
+        // What was opened just now is zero, too.
+        let slot = self.stacks.pop();
+        let slot = if slot == NONE { self.refill()? } else { slot };
+        if slot & ZEROED == 0 {
+            self.counters.zeroed_by_caller.add(1);
+            // SAFETY: the frame is this call's.
+            unsafe { zero::zero(self.range_of(slot as usize, 1), Use::Soon) };
+        }
+        Ok(slot)
+    }
+
+    /// Puts frames on one of the CPU's stacks, which takes more from now on; what it has no room for goes into the zones.
+    fn put(&self, stacks: &CpuStacks, cpu: usize, slots: &[u32]) {
+        let pushed = stacks.push_many(slots);
+        self.give(&slots[pushed..]);
+        stacks.set_limit(cpu, policy::grown(stacks.limit(cpu), STACK_MOST));
+    }
+
+    /// Relieves the CPU's stack of half and puts `frame` there.
+    #[cold]
+    #[inline(never)]
+    fn flush(&self, frame: u32) {
+        self.counters.flushes.add(1);
+        let cpu = self.stacks.here();
+        let limit = self.stacks.limit(cpu);
+        let mut batch = [0; BATCH_MOST];
+        let count = self.stacks.pop_many(&mut batch[..policy::batch(limit).min(BATCH_MOST)]);
+        self.give(&batch[..count]);
+        if !self.stacks.push(frame) {
+            self.give(&[frame]);
+        }
+        self.stacks.set_limit(cpu, policy::grown(limit, STACK_MOST));
+        self.call_background();
+    }
+
+    /// Takes frames from the zones, as for a stack: the CPU's own node first. Returns how many.
+    fn take(&self, kind: Kind, into: &mut [u32]) -> usize {
+        let cpu = self.stacks.here();
+        let own = self.nodes[cpu] as usize % self.zones.len();
+        let mut count = 0;
+        for step in 0..self.zones.len() {
+            let zone = &self.zones[(own + step) % self.zones.len()];
+            let most = (into.len() - count) as u32;
+            zone.take(self.tables(), cpu, most, kind, |area, taken| {
+                let first = (area * FRAMES + taken.word * WORD) as u32;
+                count += write_numbers(first, taken, &mut into[count..]);
+            });
+            if count == into.len() {
+                break;
+            }
+        }
+        count
+    }
+
+    /// Gives frames, as on a stack, back to their zones.
+    pub fn give(&self, slots: &[u32]) {
+        let mut rest = slots;
+        while let Some(&first) = rest.first() {
+            let area = (first & NUMBER) as usize / FRAMES;
+            let (mut count, mut zeroed_any) = (0, false);
+            while let Some(&slot) = rest.first()
+                && (slot & NUMBER) as usize / FRAMES == area
+            {
+                let word = (slot & NUMBER) as usize / WORD;
+                let (mut mask, mut zeroed) = (0u64, 0u64);
+                let same = |slot: &u32| (*slot & NUMBER) as usize / WORD == word;
+                let run = rest.iter().take_while(|slot| same(slot)).count();
+                for &slot in &rest[..run] {
+                    let bit = 1 << ((slot & NUMBER) % WORD as u32);
+                    mask |= bit;
+                    zeroed |= if slot & ZEROED != 0 { bit } else { 0 };
+                }
+                let free_before = self.areas[area].put(Taken { word: word % WORDS, mask, zeroed });
+                // Two threads gave it back at the same instant, and neither saw the other.
+                self.counters.free_errors.add(free_before.count_ones().into());
+                count += (mask & !free_before).count_ones();
+                zeroed_any |= zeroed != 0;
+                rest = &rest[run..];
+            }
+            if count > 0 {
+                self.tables().release(area, count, zeroed_any);
+            }
+        }
+    }
+
+    /// Allocates `1 << order` frames in a row.
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn alloc_order(&self, order: u32, want_zeroes: bool) -> Result<u32, OutOfFrames> {
+        if order == 0 {
+            return if want_zeroes { self.alloc_zeroed() } else { self.alloc() };
+        }
+        if order > WHOLE && order != GIANT_ORDER {
+            return Err(OutOfFrames { order });
+        }
+        let cpu = self.stacks.here();
+        let own = self.nodes[cpu] as usize % self.zones.len();
+        let (first, zeroed) = self.or_last_resort(order, || {
+            (0..self.zones.len()).find_map(|step| {
+                let zone = &self.zones[(own + step) % self.zones.len()];
+                match order {
+                    GIANT_ORDER => zone.take_giant(self.tables()),
+                    _ => zone.take_run(self.tables(), cpu, order),
+                }
+            })
+        })?;
+        if want_zeroes && !zeroed {
+            self.counters.zeroed_by_caller.add(1 << order);
+            let intent = if order < WHOLE { Use::Soon } else { Use::Later };
+            // SAFETY: the frames are this call's.
+            unsafe { zero::zero(self.range_of(first, 1 << order), intent) };
+        }
+        let frame = self.hand_out(first as u32);
+        self.state(frame).store(ALLOCATED + order as u8, Ordering::Relaxed);
+        Ok(frame)
+    }
+
+    /// Frees frames that were allocated with `order`.
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn free_order(&self, frame: u32, order: u32) -> Result<(), FreeError> {
+        if order == 0 {
+            return self.free(frame);
+        }
+        let state = u8::try_from(order).ok().and_then(|order| order.checked_add(ALLOCATED));
+        if frame >= self.frames || Some(self.state(frame).load(Ordering::Relaxed)) != state {
+            return Err(self.diagnose(frame, order));
+        }
+        self.state(frame).store(ALLOCATED, Ordering::Relaxed);
+        self.take_back(frame).expect("this thread has it");
+        let first = frame as usize / FRAMES;
+        let areas = if order == GIANT_ORDER { GIANT_AREAS } else { 1 };
+        for area in first..first + areas {
+            self.areas[area].put_run(frame % FRAMES as u32, order.min(WHOLE));
+            self.tables().release(area, 1 << order.min(WHOLE), false);
+        }
+        self.call_background();
+        Ok(())
+    }
+
+    /// Tries, and while there is nothing, has frames come back from wherever they are free but can't be had.
+    fn or_last_resort<T>(&self, order: u32, mut attempt: impl FnMut() -> Option<T>) -> Result<T, OutOfFrames> {
+        if let Some(found) = attempt() {
+            return Ok(found);
+        }
+        for _ in 0..LAST_RESORT.as_millis() {
+            let drained = self.drain(|_| true);
+            let taken_back = self.take_zeroing_back();
+            if let Some(found) = attempt() {
+                return Ok(found);
+            }
+            if drained + taken_back == 0 {
+                if self.held_areas.load(Ordering::Acquire) + self.pieces.under_way() == 0 {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        attempt().ok_or(OutOfFrames { order })
+    }
+
+    /// Empties the stacks of the CPUs that `wanted` names into the zones. Returns the number of frames.
+    pub fn drain(&self, wanted: impl Fn(usize) -> bool) -> usize {
+        let give = |slots: &[u32]| self.give(slots);
+        let zeroed = |slots: &[u32]| {
+            // All of this stack are zero, whether they say so or not.
+            slots.chunks(64).for_each(|some| {
+                let mut flagged = [0; 64];
+                flagged.iter_mut().zip(some).for_each(|(flagged, slot)| *flagged = slot | ZEROED);
+                self.give(&flagged[..some.len()]);
+            })
+        };
+        let count = self.stacks.drain(&wanted, give) + self.zeroed.drain(&wanted, zeroed);
+        if count > 0 {
+            self.counters.drains.add(1);
+        }
+        count
+    }
+
+    /// Takes what is being zeroed ahead away from whoever is at it. Returns the number of frames.
+    pub fn take_zeroing_back(&self) -> usize {
+        self.pieces.revoke_all();
+        self.take_in_pieces()
+    }
+
+    /// Takes in what helpers have let go of. Returns the number of frames.
+    pub fn take_in_pieces(&self) -> usize {
+        self.pieces.take_in(|area, masks, whole| {
+            let mut count = 0;
+            for (word, &mask) in masks.iter().enumerate().filter(|(_, mask)| **mask != 0) {
+                if whole {
+                    self.areas[area].clean(word, mask);
+                }
+                self.areas[area].put(Taken { word, mask, zeroed: if whole { mask } else { 0 } });
+                count += mask.count_ones();
+            }
+            self.tables().release(area, count, whole);
+            if whole {
+                self.counters.zeroed_ahead.add(count.into());
+            }
+            count as usize
+        })
+    }
+
+    /// Has the background listen to `bell`.
+    pub fn connect(&self, bell: Arc<Bell>) {
+        let _ = self.bell.set(bell);
+    }
+
+    /// Has the background look soon. May be called in a signal handler.
+    fn call_background(&self) {
+        if !self.attention.swap(true, Ordering::Relaxed)
+            && self.next_look.rests()
+            && let Some(bell) = self.bell.get()
+        {
+            bell.ring(1);
+        }
+    }
+
+    /// Frames in the zones that are known to be zero, counted up to `enough`.
+    pub fn known_zeroed(&self, enough: usize) -> usize {
+        let mut sum = 0;
+        for area in self.zones.iter().flat_map(|zone| zone.with_zeroed(self.tables())) {
+            sum += self.areas[area].counts().zeroed;
+            if sum >= enough {
+                break;
+            }
+        }
+        sum
+    }
+
+    /// Whether no area has memory behind it.
+    pub fn nothing_backed(&self) -> bool {
+        !self.zones.iter().flat_map(Zone::open).any(|area| self.areas[area].counts().backed)
+    }
+
+    /// Sets up to `most` dirty frames of `area` out for a helper to zero. Returns how many.
+    pub fn set_out(&self, area: usize, most: u32) -> usize {
+        self.pieces.set_out(area, &self.areas[area], self.range_of(area * FRAMES, FRAMES), most)
+    }
+
+    /// Bytes of book-keeping when everything is in use.
+    pub fn metadata(&self) -> usize {
+        self.states.size() + self.areas.size() + self.trees.size() + self.stacks.size() + self.zeroed.size()
+    }
+
+    pub fn stats(&self) -> Stats {
+        let mut stats = Stats { limit: self.frames as usize, ..Stats::default() };
+        for area in self.zones.iter().flat_map(Zone::open) {
+            let counts = self.areas[area].counts();
+            stats.open += FRAMES;
+            stats.free += counts.free;
+            stats.free_zeroed += counts.zeroed;
+            stats.backed += if counts.backed { FRAMES } else { 0 };
+            stats.giving_back += if counts.held { FRAMES } else { 0 };
+        }
+        stats.stacked = self.stacks.total() + self.zeroed.total();
+        stats.stacked_zeroed = self.zeroed.total();
+        stats.zeroing = self.pieces.under_way();
+        stats.allocated = stats.open.saturating_sub(stats.free + stats.stacked + stats.zeroing + stats.giving_back);
+        let counters = &self.counters;
+        stats.refills = counters.refills.get();
+        stats.flushes = counters.flushes.get();
+        stats.drains = counters.drains.get();
+        stats.zeroed_by_caller = counters.zeroed_by_caller.get();
+        stats.zeroed_ahead = counters.zeroed_ahead.get();
+        stats.given_back = counters.given_back.get();
+        stats.free_errors = counters.free_errors.get();
+        stats
+    }
+
+    /// In a forked child: makes every frame free that no program has. Threads of the parent may have had frames in their hands or been
+    /// in the middle of anything; what the program has is in the bytes.
+    ///
+    /// # Safety
+    /// Called by the child's only thread.
+    pub unsafe fn after_fork(&self) {
+        // SAFETY: by the function's own contract.
+        unsafe {
+            self.stacks.after_fork();
+            self.zeroed.after_fork();
+        }
+        self.pieces.reset();
+        self.next_look.reset();
+        self.held_areas.store(0, Ordering::Relaxed);
+        for zone in &self.zones {
+            zone.forget_places(self.tables());
+            let mut giant = 0;
+            for area in zone.open() {
+                let states = &self.states[area * FRAMES..(area + 1) * FRAMES];
+                let order_at =
+                    |frame: usize| states[frame].load(Ordering::Relaxed).checked_sub(ALLOCATED).map(u32::from);
+                match order_at(0) {
+                    Some(GIANT_ORDER) => giant = GIANT_AREAS,
+                    Some(WHOLE) => giant = 1,
+                    _ => {}
+                }
+                let mut used = [0u64; WORDS];
+                for frame in (0..FRAMES).filter(|_| giant == 0) {
+                    let run = order_at(frame).map_or(0, |order| 1usize << order);
+                    (frame..frame + run).for_each(|frame| used[frame / WORD] |= 1 << (frame % WORD));
+                }
+                self.areas[area].rebuild((giant == 0).then_some(used));
+                self.tables().rebuilt(area);
+                giant = giant.saturating_sub(1);
+            }
+        }
+    }
+}
+
+/// Writes the numbers of the frames in `taken`, the first of whose word is `first`. Returns how many.
+#[inline]
+fn write_numbers(first: u32, taken: Taken, into: &mut [u32]) -> usize {
+    if taken.mask == u64::MAX && (taken.zeroed == 0 || taken.zeroed == u64::MAX) {
+        let first = first | if taken.zeroed == 0 { 0 } else { ZEROED };
+        into[..WORD].iter_mut().zip(first..).for_each(|(slot, number)| *slot = number);
+        return WORD;
+    }
+    let (mut mask, mut count) = (taken.mask, 0);
+    while mask != 0 {
+        let bit = mask.trailing_zeros();
+        let zeroed = (taken.zeroed >> bit) as u32 & 1;
+        into[count] = (first + bit) | zeroed << 31;
+        mask &= mask - 1;
+        count += 1;
+    }
+    count
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: the span is the pool's own; nobody who could use its memory is left. It was allocated, so it is known to the region.
+        let _ = unsafe { self.region.free(self.span) };
+    }
+}
