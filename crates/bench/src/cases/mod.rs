@@ -1,6 +1,7 @@
 //! The benches and their sizes.
 
 mod alloc;
+mod frame;
 mod free;
 mod polite;
 
@@ -9,7 +10,7 @@ use crate::report::Report;
 use anyhow::{Result, bail};
 
 /// Every bench, in the order in which they run.
-pub const NAMES: &[&str] = &["free", "alloc", "polite"];
+pub const NAMES: &[&str] = &["free", "alloc", "polite", "frame"];
 
 /// What every bench gets.
 pub struct Setting {
@@ -47,7 +48,8 @@ pub fn run(names: &[String], quick: bool, json: bool) -> Result<()> {
         match name {
             "free" => free::run(&setting, &mut report)?,
             "alloc" => alloc::run(&setting, &mut report)?,
-            _ => polite::run(&setting, &mut report)?,
+            "polite" => polite::run(&setting, &mut report)?,
+            _ => frame::run(&setting, &mut report)?,
         }
         report.table(name)?;
     }
@@ -61,6 +63,6 @@ mod tests {
     #[test]
     fn an_unknown_bench_is_refused_before_anything_runs() {
         let error = run(&["fre".to_owned()], true, true).unwrap_err();
-        assert_eq!(error.to_string(), "there is no bench called 'fre'; there are free, alloc, polite");
+        assert_eq!(error.to_string(), "there is no bench called 'fre'; there are free, alloc, polite, frame");
     }
 }

@@ -3,6 +3,7 @@
 mod block;
 mod bystander;
 mod churn;
+mod frames;
 mod grow;
 mod idle;
 mod pairs;
@@ -11,6 +12,7 @@ mod release;
 use anyhow::{Context, Result, bail};
 use block::{Block, Origin};
 pub use bystander::STRIDE as BYSTANDER_STRIDE;
+pub use frames::LARGEST_BATCH;
 use std::io::Write;
 use std::time::Duration;
 
@@ -26,6 +28,8 @@ pub fn run(args: &[String]) -> Result<()> {
         "idle" => idle::run(args.number(1)?, Duration::from_secs(args.number(2)? as u64)),
         "churn" => churn::run(args.number(1)?, Duration::from_millis(args.number(2)? as u64)),
         "grow" => grow::run(args.number(1)?, args.number(2)?),
+        "frames" => frames::run(args.text(1)?, args.text(2)?, args.number(3)?),
+        "frames-metadata" => frames::metadata(),
         "pairs" => pairs::run(args.number(1)?, args.number(2)?),
         "bystander" => bystander::run(args.number(1)?, args.text(2)?, args.number(3)?),
         other => bail!("there is no bench worker called '{other}'"),
@@ -91,5 +95,12 @@ mod tests {
         call(&["grow", "1048576", "8388608"]).unwrap();
         call(&["pairs", "64", "1000"]).unwrap();
         call(&["idle", "67108864", "0"]).unwrap();
+        call(&["frames-metadata"]).unwrap();
+        for source in ["pagecrew", "malloc", "locked"] {
+            for (what, number) in [("pair", "1000"), ("all", "3000"), ("cold", "3000")] {
+                call(&["frames", source, what, number]).unwrap();
+            }
+        }
+        assert!(call(&["frames", "sky", "pair", "1"]).is_err() && call(&["frames", "locked", "dance", "1"]).is_err());
     }
 }

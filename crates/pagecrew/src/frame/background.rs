@@ -26,7 +26,7 @@ const REST: Duration = Duration::from_secs(3600);
 /// Areas that are given back in one job: what a helper does in a few milliseconds.
 const JOB: usize = 8;
 /// Fewer dirty frames than this in an area are not worth a piece.
-const PIECE_LEAST: usize = 64;
+const PIECE_LEAST: usize = 16;
 
 pub(super) type FrameCrew = Crew<Keeper>;
 
@@ -94,9 +94,9 @@ impl Keeper {
         let mut missing = goal.saturating_sub(pool.known_zeroed(goal) + pool.pieces.under_way());
         missing = missing.min(policy::allowance(self.zero_rate, since) / PAGE_SIZE);
         let mut set_out = false;
-        // Whole areas that nobody took anything of first: they are the largest and the coldest.
-        for least in [FRAMES, PIECE_LEAST] {
-            for area in pool.zones.iter().flat_map(|zone| zone.quiet(pool.tables())) {
+        // Whole areas first: they are the largest and the coldest. Areas that CPUs are at only where there is nothing else.
+        for (least, busy_too) in [(FRAMES, false), (PIECE_LEAST, false), (PIECE_LEAST, true)] {
+            for area in pool.zones.iter().flat_map(|zone| zone.with_free(pool.tables(), busy_too)) {
                 if missing == 0 {
                     break;
                 }
@@ -144,7 +144,7 @@ impl Keeper {
         for (node, zone) in pool.zones.iter().enumerate() {
             zone.forget_places(pool.tables());
             let mut run = 0..0;
-            for area in zone.quiet(pool.tables()) {
+            for area in zone.with_free(pool.tables(), false) {
                 if pool.tables().areas[area].hold(all) {
                     pool.held_areas.fetch_add(1, Ordering::AcqRel);
                     if run.end != area || run.len() == JOB {

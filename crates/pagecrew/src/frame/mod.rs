@@ -213,7 +213,7 @@ impl Frames {
     /// Fills `into` with the numbers of frames; their contents are undefined. Returns how many there were: fewer only when every frame
     /// is in use.
     #[cfg_attr(debug_assertions, track_caller)]
-    #[inline]
+    #[inline(always)]
     pub fn alloc_bulk(&self, into: &mut [u32]) -> usize {
         self.pool.alloc_bulk(into)
     }
@@ -226,7 +226,7 @@ impl Frames {
     /// # Errors
     /// As [`Frames::free`], for the first that could not be freed. All others are free.
     #[cfg_attr(debug_assertions, track_caller)]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn free_bulk(&self, frames: &[u32]) -> Result<(), FreeError> {
         self.pool.free_bulk(frames)
     }

@@ -36,9 +36,9 @@ mod tests {
     fn a_stack_follows_the_demand_within_its_bounds() {
         let mut limit = STACK_LEAST;
         for _ in 0..10 {
-            limit = grown(limit, 496);
+            limit = grown(limit, 384);
         }
-        assert_eq!((limit, batch(limit)), (496, 248));
+        assert_eq!((limit, batch(limit)), (384, 192));
         for _ in 0..10 {
             limit = shrunk(limit);
         }
@@ -65,9 +65,9 @@ mod tests {
                 for step in 0..2 * swing {
                     operations += 1;
                     if step < swing && length == 0 {
-                        (visits, length, limit) = (visits + 1, batch(limit), grown(limit, 496));
+                        (visits, length, limit) = (visits + 1, batch(limit), grown(limit, 384));
                     } else if step >= swing && length >= limit {
-                        (visits, length, limit) = (visits + 1, length - batch(limit), grown(limit, 496));
+                        (visits, length, limit) = (visits + 1, length - batch(limit), grown(limit, 384));
                     }
                     length = if step < swing { length - 1 } else { length + 1 };
                 }

@@ -42,8 +42,10 @@ const NUMBER: u32 = ZEROED - 1;
 /// The most frames: their numbers leave room for the flag, and for [`NONE`].
 const MOST_FRAMES: usize = 1 << 30;
 
-/// The most frames that a stack takes, and of which the half comes from a zone at a time.
-const STACK_MOST: usize = cpu_stack::SLOTS;
+/// The most frames that a stack takes, and of which the half comes from a zone at a time: whole words, so that a thread that hands
+/// frames on by the word and another that frees them don't write to the same line of bytes at a time.
+const STACK_MOST: usize = 6 * WORD;
+const _: () = assert!(STACK_MOST <= cpu_stack::SLOTS);
 const BATCH_MOST: usize = STACK_MOST / 2;
 
 /// How long an allocation waits for memory that is being zeroed or given back before it says that there is none.
@@ -298,17 +300,17 @@ impl Pool {
     }
 
     #[cfg_attr(debug_assertions, track_caller)]
-    #[inline]
+    #[inline(always)]
     pub fn alloc_bulk(&self, into: &mut [u32]) -> usize {
-        if let [one] = into {
-            return match self.alloc() {
-                Ok(frame) => {
-                    *one = frame;
-                    1
-                }
-                Err(_) => 0,
-            };
-        }
+        let [one] = into else { return self.alloc_many(into) };
+        let Ok(frame) = self.alloc() else { return 0 };
+        *one = frame;
+        1
+    }
+
+    #[cfg_attr(debug_assertions, track_caller)]
+    #[inline(never)]
+    fn alloc_many(&self, into: &mut [u32]) -> usize {
         let mut count = self.stacks.pop_many(into);
         if count < into.len() {
             count += self.alloc_rest(&mut into[count..]);
@@ -340,11 +342,15 @@ impl Pool {
     }
 
     #[cfg_attr(debug_assertions, track_caller)]
-    #[inline]
+    #[inline(always)]
     pub fn free_bulk(&self, frames: &[u32]) -> Result<(), FreeError> {
-        if let &[one] = frames {
-            return self.free(one);
-        }
+        let &[one] = frames else { return self.free_many(frames) };
+        self.free(one)
+    }
+
+    #[cfg_attr(debug_assertions, track_caller)]
+    #[inline(never)]
+    fn free_many(&self, frames: &[u32]) -> Result<(), FreeError> {
         let (mut rest, mut first_error) = (frames, Ok(()));
         loop {
             let good = rest.iter().take_while(|&&frame| self.take_back(frame).is_some()).count();
@@ -427,9 +433,11 @@ impl Pool {
         }
         self.zeroes_wanted.fetch_add(1, Ordering::Relaxed);
         self.call_background();
-        // What was opened just now is zero, too.
         let slot = self.stacks.pop();
+        // What was opened just now is zero, too.
         let slot = if slot == NONE { self.refill()? } else { slot };
+        // Helpers can zero what is in the zones, and not what waits on a stack.
+        self.relieve(cpu);
         if slot & ZEROED == 0 {
             self.counters.zeroed_by_caller.add(1);
             // SAFETY: the frame is this call's.
@@ -449,17 +457,21 @@ impl Pool {
     #[cold]
     #[inline(never)]
     fn flush(&self, frame: u32) {
-        self.counters.flushes.add(1);
         let cpu = self.stacks.here();
-        let limit = self.stacks.limit(cpu);
-        let mut batch = [0; BATCH_MOST];
-        let count = self.stacks.pop_many(&mut batch[..policy::batch(limit).min(BATCH_MOST)]);
-        self.give(&batch[..count]);
+        self.relieve(cpu);
         if !self.stacks.push(frame) {
             self.give(&[frame]);
         }
-        self.stacks.set_limit(cpu, policy::grown(limit, STACK_MOST));
+        self.stacks.set_limit(cpu, policy::grown(self.stacks.limit(cpu), STACK_MOST));
         self.call_background();
+    }
+
+    /// Gives half of what the CPU's stack takes back to the zones, if there is as much.
+    fn relieve(&self, cpu: usize) {
+        self.counters.flushes.add(1);
+        let mut batch = [0; BATCH_MOST];
+        let count = self.stacks.pop_many(&mut batch[..policy::batch(self.stacks.limit(cpu)).min(BATCH_MOST)]);
+        self.give(&batch[..count]);
     }
 
     /// Takes frames from the zones, as for a stack: the CPU's own node first. Returns how many.
@@ -483,33 +495,41 @@ impl Pool {
 
     /// Gives frames, as on a stack, back to their zones.
     pub fn give(&self, slots: &[u32]) {
-        let mut rest = slots;
-        while let Some(&first) = rest.first() {
-            let area = (first & NUMBER) as usize / FRAMES;
+        let word_of = |slot: u32| (slot & NUMBER) as usize / WORD;
+        let mut next = 0;
+        while next < slots.len() {
+            let area = word_of(slots[next]) / WORDS;
             let (mut count, mut zeroed_any) = (0, false);
-            while let Some(&slot) = rest.first()
-                && (slot & NUMBER) as usize / FRAMES == area
-            {
-                let word = (slot & NUMBER) as usize / WORD;
+            while next < slots.len() && word_of(slots[next]) / WORDS == area {
+                let word = word_of(slots[next]);
                 let (mut mask, mut zeroed) = (0u64, 0u64);
-                let same = |slot: &u32| (*slot & NUMBER) as usize / WORD == word;
-                let run = rest.iter().take_while(|slot| same(slot)).count();
-                for &slot in &rest[..run] {
-                    let bit = 1 << ((slot & NUMBER) % WORD as u32);
-                    mask |= bit;
-                    zeroed |= if slot & ZEROED != 0 { bit } else { 0 };
+                while next < slots.len() && word_of(slots[next]) == word {
+                    let slot = slots[next];
+                    mask |= 1 << (slot % WORD as u32);
+                    zeroed |= u64::from(slot / ZEROED) << (slot % WORD as u32);
+                    next += 1;
                 }
                 let free_before = self.areas[area].put(Taken { word: word % WORDS, mask, zeroed });
-                // Two threads gave it back at the same instant, and neither saw the other.
-                self.counters.free_errors.add(free_before.count_ones().into());
+                if free_before != 0 {
+                    // Two threads gave it back at the same instant, and neither saw the other.
+                    self.counters.free_errors.add(free_before.count_ones().into());
+                }
                 count += (mask & !free_before).count_ones();
                 zeroed_any |= zeroed != 0;
-                rest = &rest[run..];
             }
             if count > 0 {
                 self.tables().release(area, count, zeroed_any);
             }
         }
+        if let Some(&last) = slots.last() {
+            let area = (last & NUMBER) as usize / FRAMES;
+            self.zone_of(area).gives(self.tables(), self.stacks.here(), area);
+        }
+    }
+
+    /// The zone of an area.
+    fn zone_of(&self, area: usize) -> &Zone {
+        &self.zones[area / (self.areas.len() / self.zones.len())]
     }
 
     /// Allocates `1 << order` frames in a row.

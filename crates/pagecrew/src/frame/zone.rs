@@ -32,7 +32,8 @@ pub(super) struct Tree {
     zeroed: AtomicU32,
     /// Areas that a CPU takes frames from.
     reserved: AtomicU32,
-    unused: u32,
+    /// Areas that a CPU gives frames back to at this time.
+    given: AtomicU32,
 }
 
 /// Where a CPU takes its frames from.
@@ -40,15 +41,20 @@ pub(super) struct Tree {
 struct Place {
     any: AtomicU32,
     zeroed: AtomicU32,
+    /// The area that it gave frames back to last.
+    given: AtomicU32,
     /// The tree where runs were found last.
     runs: AtomicU32,
 }
 
 /// What a search passes over.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Reserved {
-    Skip,
-    Take,
+enum Skip {
+    /// Areas that a CPU has reserved or gives frames back to: whoever took from one would share its lines with that CPU.
+    Busy,
+    /// Areas that a CPU has reserved.
+    Reserved,
+    Nothing,
 }
 
 /// See the module. Areas are numbered through all zones.
@@ -134,6 +140,7 @@ impl Tables<'_> {
         set(&tree.available, counts.free > 0);
         set(&tree.zeroed, counts.zeroed > 0);
         set(&tree.reserved, false);
+        set(&tree.given, false);
     }
 }
 
@@ -141,7 +148,8 @@ impl Zone {
     /// A zone of `len` areas from number `first` on, a multiple of 32, of which `open` are open from the start.
     pub fn new(first: usize, len: usize, open: usize, cpus: usize, tables: Tables) -> Zone {
         debug_assert!(first.is_multiple_of(TREE));
-        let place = || Place { any: NOWHERE.into(), zeroed: NOWHERE.into(), runs: AtomicU32::new(0) };
+        let place =
+            || Place { any: NOWHERE.into(), zeroed: NOWHERE.into(), given: NOWHERE.into(), runs: AtomicU32::new(0) };
         (first..first + open).for_each(|area| tables.opened(area));
         Zone { first, len, frontier: AtomicU32::new(open as u32), places: (0..cpus).map(|_| place()).collect() }
     }
@@ -171,7 +179,11 @@ impl Zone {
                 }
                 self.leave(tables, area, kind);
             }
-            let found = self.find(tables, area, kind).or_else(|| (kind == Kind::Any).then(|| self.grow(tables))?);
+            let found = self
+                .own(tables, place, kind)
+                .or_else(|| self.find(tables, area, kind, Skip::Busy))
+                .or_else(|| (kind == Kind::Any).then(|| self.grow(tables))?)
+                .or_else(|| self.find(tables, area, kind, Skip::Reserved));
             let next = found.map_or(NOWHERE, |found| found as u32);
             if reserved.compare_exchange(area, next, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
                 if area != NOWHERE {
@@ -186,7 +198,7 @@ impl Zone {
             }
         }
         // What is left is in areas that others have reserved.
-        for area in self.candidates(tables, kind, Reserved::Take, 0) {
+        for area in self.candidates(tables, kind, Skip::Nothing, 0) {
             left -= tables.areas[area].take(left, kind, |taken| each(area, taken));
             if left == 0 {
                 break;
@@ -212,7 +224,7 @@ impl Zone {
         &self,
         tables: Tables<'t>,
         kind: Kind,
-        reserved: Reserved,
+        skip: Skip,
         from: usize,
     ) -> impl Iterator<Item = usize> + 't {
         let open = self.open();
@@ -224,8 +236,11 @@ impl Zone {
             if kind == Kind::Zeroed {
                 areas &= tree.zeroed.load(Ordering::Acquire);
             }
-            if reserved == Reserved::Skip {
+            if skip != Skip::Nothing {
                 areas &= !tree.reserved.load(Ordering::Relaxed);
+            }
+            if skip == Skip::Busy {
+                areas &= !tree.given.load(Ordering::Relaxed);
             }
             std::iter::from_fn(move || {
                 let bit = (areas != 0).then(|| areas.trailing_zeros())?;
@@ -235,13 +250,36 @@ impl Zone {
         })
     }
 
+    /// Reserves the area that the CPU gives frames back to, if there are some of the kind.
+    fn own(&self, tables: Tables, place: &Place, kind: Kind) -> Option<usize> {
+        let area = place.given.load(Ordering::Relaxed);
+        let own = (area != NOWHERE && kind == Kind::Any).then_some(area as usize)?;
+        (tables.areas[own].free() > 0 && self.reserve(tables, own)).then_some(own)
+    }
+
     /// Reserves an area that may have frames of a kind, from where the last one was on.
-    fn find(&self, tables: Tables, last: u32, kind: Kind) -> Option<usize> {
+    fn find(&self, tables: Tables, last: u32, kind: Kind, skip: Skip) -> Option<usize> {
         let from = if last == NOWHERE { 0 } else { (last as usize - self.first) / TREE };
-        self.candidates(tables, kind, Reserved::Skip, from).find(|&area| {
-            let bit = Tables::bit(area);
-            tables.tree(area).reserved.fetch_or(bit, Ordering::Relaxed) & bit == 0
-        })
+        self.candidates(tables, kind, skip, from).find(|&area| self.reserve(tables, area))
+    }
+
+    /// Reserves an area, if nobody has.
+    fn reserve(&self, tables: Tables, area: usize) -> bool {
+        let bit = Tables::bit(area);
+        tables.tree(area).reserved.fetch_or(bit, Ordering::Relaxed) & bit == 0
+    }
+
+    /// Takes note that `cpu` gives frames back to `area`.
+    pub fn gives(&self, tables: Tables, cpu: usize, area: usize) {
+        let given = &self.places[cpu].given;
+        if given.load(Ordering::Relaxed) != area as u32 {
+            tables.tree(area).given.fetch_or(Tables::bit(area), Ordering::Relaxed);
+            let before = given.swap(area as u32, Ordering::Relaxed);
+            if before != NOWHERE {
+                let before = before as usize;
+                tables.tree(before).given.fetch_and(!Tables::bit(before), Ordering::Relaxed);
+            }
+        }
     }
 
     /// Opens an area and reserves it.
@@ -272,10 +310,10 @@ impl Zone {
                 return found;
             }
         };
-        self.candidates(tables, Kind::Any, Reserved::Skip, from)
+        self.candidates(tables, Kind::Any, Skip::Busy, from)
             .find_map(try_at)
             .or_else(grown)
-            .or_else(|| self.candidates(tables, Kind::Any, Reserved::Take, 0).find_map(try_at))
+            .or_else(|| self.candidates(tables, Kind::Any, Skip::Nothing, 0).find_map(try_at))
     }
 
     /// Takes aligned areas of 1 GiB together. Returns the first frame's number and whether all are known to be zero.
@@ -313,18 +351,22 @@ impl Zone {
                     self.unreserve(tables, area as usize);
                 }
             }
+            let area = place.given.swap(NOWHERE, Ordering::Relaxed);
+            if area != NOWHERE {
+                tables.tree(area as usize).given.fetch_and(!Tables::bit(area as usize), Ordering::Relaxed);
+            }
             place.runs.store(0, Ordering::Relaxed);
         }
     }
 
     /// Open areas that may have frames that are known to be zero.
     pub fn with_zeroed<'t>(&self, tables: Tables<'t>) -> impl Iterator<Item = usize> + 't {
-        self.candidates(tables, Kind::Zeroed, Reserved::Take, 0)
+        self.candidates(tables, Kind::Zeroed, Skip::Nothing, 0)
     }
 
-    /// Open areas with free frames that are not in use by a CPU at this moment and may be dirty.
-    pub fn quiet<'t>(&self, tables: Tables<'t>) -> impl Iterator<Item = usize> + 't {
-        self.candidates(tables, Kind::Any, Reserved::Skip, 0)
+    /// Open areas with free frames; those that no CPU is at, or all of them.
+    pub fn with_free<'t>(&self, tables: Tables<'t>, busy_too: bool) -> impl Iterator<Item = usize> + 't {
+        self.candidates(tables, Kind::Any, if busy_too { Skip::Nothing } else { Skip::Busy }, 0)
     }
 }
 
