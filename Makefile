@@ -27,6 +27,10 @@ test-long: setup build ## Every test
 	$(CARGO) test --workspace --release -- --include-ignored
 	@if [ -e scripts/test-real.sh ]; then bash scripts/test-real.sh --long; fi
 
+.PHONY: fuzz
+fuzz: ## Programs made up by a fuzzer, for five minutes (needs cargo-fuzz; what it finds worth keeping is added to the corpus)
+	cd fuzz && $(CARGO) fuzz run --sanitizer none frame -- -max_total_time=300 -max_len=800
+
 .PHONY: bench
 bench: setup build ## Every benchmark, side by side with what a user would have instead
 	$(RELEASE)/pagecrew bench

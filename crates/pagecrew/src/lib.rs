@@ -32,4 +32,5 @@ pub mod region {
 #[allow(missing_docs)]
 pub mod frame {
     mod area;
+    mod tree;
 }

@@ -109,7 +109,7 @@ const ALIGNED: [u64; 6] = [
 
 impl Area {
     #[cfg(any(test, loom))]
-    fn new() -> Area {
+    pub fn new() -> Area {
         Area {
             used: std::array::from_fn(|_| AtomicU64::new(0)),
             dirty: std::array::from_fn(|_| AtomicU64::new(0)),
@@ -143,10 +143,15 @@ impl Area {
         self.entry.fetch_sub(count, Ordering::AcqRel) & USED == ALL
     }
 
-    /// Takes up to `most` frames of a kind; `each` hears of them word by word. Returns how many.
-    pub fn take(&self, most: u32, kind: Kind, mut each: impl FnMut(Taken)) -> u32 {
-        let claimed = self.claim(1, most);
-        let mut left = claimed;
+    /// Takes up to `most` frames of a kind; `each` hears of them word by word. Returns how many, and whether the area was full for a moment
+    /// because more were claimed than there are of the kind.
+    pub fn take(&self, most: u32, kind: Kind, mut each: impl FnMut(Taken)) -> (u32, bool) {
+        // No more than there seem to be: what is claimed is nobody else's meanwhile, even if it is of another kind.
+        let claimed = match kind {
+            Kind::Any => self.claim(1, most),
+            _ => self.claim(1, most.min(self.count(kind))),
+        };
+        let (mut left, mut was_full) = (claimed, false);
         match kind {
             Kind::Any => {
                 left -= self.collect(left, Kind::Dirty, &mut each);
@@ -157,12 +162,27 @@ impl Area {
             Kind::Zeroed | Kind::Dirty if left > 0 => {
                 left -= self.collect(left, kind, &mut each);
                 if left > 0 {
-                    self.release(left);
+                    was_full = self.release(left);
                 }
             }
             _ => {}
         }
-        claimed - left
+        (claimed - left, was_full)
+    }
+
+    /// How many free frames of a kind there are at this moment.
+    fn count(&self, kind: Kind) -> u32 {
+        let of_kind = |word: usize| self.of_kind(word, self.used[word].load(Ordering::Relaxed), kind).count_ones();
+        (0..WORDS).map(of_kind).sum()
+    }
+
+    /// The frames of a kind in a word whose `used` bits are these.
+    fn of_kind(&self, word: usize, used: u64, kind: Kind) -> u64 {
+        match kind {
+            Kind::Any => !used,
+            Kind::Zeroed => !used & !self.dirty[word].load(Ordering::Relaxed),
+            Kind::Dirty => !used & self.dirty[word].load(Ordering::Relaxed),
+        }
     }
 
     /// Looks once for up to `most` frames of a kind that were claimed. Returns how many were taken.
@@ -171,12 +191,7 @@ impl Area {
         for word in 0..WORDS {
             while left > 0 {
                 let used = self.used[word].load(Ordering::Relaxed);
-                let wanted = match kind {
-                    Kind::Any => !used,
-                    Kind::Zeroed => !used & !self.dirty[word].load(Ordering::Relaxed),
-                    Kind::Dirty => !used & self.dirty[word].load(Ordering::Relaxed),
-                };
-                let mask = lowest(wanted, left);
+                let mask = lowest(self.of_kind(word, used, kind), left);
                 if mask == 0 {
                     break;
                 }
@@ -217,19 +232,19 @@ impl Area {
     }
 
     /// Takes an aligned run of `1 << order` frames. Returns the first one and whether all are known to be zero.
-    pub fn take_run(&self, order: u32) -> Option<(u32, bool)> {
+    ///
+    /// # Errors
+    /// Where there is none; whether the area was full for a moment because the run was claimed.
+    pub fn take_run(&self, order: u32) -> Result<(u32, bool), bool> {
         if order == WHOLE {
-            return self.take_whole().map(|zeroed| (0, zeroed));
+            return self.take_whole().map(|zeroed| (0, zeroed)).ok_or(false);
         }
         let count = 1 << order;
         if self.claim(count, count) == 0 {
-            return None;
+            return Err(false);
         }
         let found = if order < WORD.trailing_zeros() { self.run_in_word(order) } else { self.run_of_words(order) };
-        if found.is_none() {
-            self.release(count);
-        }
-        found
+        found.ok_or_else(|| self.release(count))
     }
 
     fn run_in_word(&self, order: u32) -> Option<(u32, bool)> {
@@ -452,8 +467,8 @@ mod tests {
                         let len = 1usize << order;
                         let fits = (0..FRAMES).step_by(len).any(|start| !used[start..start + len].contains(&true));
                         let found = area.take_run(order);
-                        prop_assert_eq!(found.is_some(), fits);
-                        if let Some((start, zeroed)) = found {
+                        prop_assert_eq!(found.is_ok(), fits);
+                        if let Ok((start, zeroed)) = found {
                             let range = start as usize..start as usize + len;
                             prop_assert!((start as usize).is_multiple_of(len) && !used[range.clone()].contains(&true));
                             prop_assert_eq!(zeroed, !dirty[range.clone()].contains(&true));
@@ -563,7 +578,7 @@ mod model {
             let mine = take(&area, 1, Kind::Any);
             let other = {
                 let area = area.clone();
-                loom::thread::spawn(move || area.take_run(WHOLE).is_some())
+                loom::thread::spawn(move || area.take_run(WHOLE).is_ok())
             };
             give(&area, mine);
             let again = take(&area, 1, Kind::Any);

@@ -227,6 +227,17 @@ impl Employer for Keeper {
     }
 
     fn watch(&self, crew: &FrameCrew) -> Tick {
+        self.pool.moving(|| self.look(crew))
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.stats.counters
+    }
+}
+
+impl Keeper {
+    /// The watcher's look: at what is to be zeroed, to be given back, and on stacks. Says when to look again.
+    fn look(&self, crew: &FrameCrew) -> Tick {
         let pool = &self.pool;
         let now = clock::now_ns();
         let mut look = self.hold();
@@ -258,9 +269,5 @@ impl Employer for Keeper {
         // What is free on a stack, or was when nobody looked, is found at the next decay.
         let rest = if pool.nothing_backed() { REST } else { until_decay };
         if pool.next_look.rest(|| pool.attention.load(Ordering::Relaxed)) { Tick::Wait(rest) } else { Tick::Again }
-    }
-
-    fn counters(&self) -> &Counters {
-        &self.stats.counters
     }
 }

@@ -52,6 +52,7 @@ mod pool;
 mod table;
 #[cfg(test)]
 mod tests;
+mod tree;
 mod zone;
 
 pub use error::{BuildError, FreeError, OutOfFrames, Problem};
@@ -138,6 +139,26 @@ pub struct Stats {
     pub metadata: usize,
 }
 
+/// How many frames of a zone there are of which kind. `open` is the sum of `free`, `giving_back`, and those that programs, stacks and
+/// helpers have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ZoneStats {
+    /// Frames that there can be.
+    pub limit: usize,
+    /// Frames of the areas that are open.
+    pub open: usize,
+    /// Frames that are free in the zone.
+    pub free: usize,
+    /// Of those, the ones that are known to be zero.
+    pub free_zeroed: usize,
+    /// Frames that are on their way back to the kernel.
+    pub giving_back: usize,
+    /// Frames of areas that may have memory behind them.
+    pub backed: usize,
+    /// Areas all of whose frames are free: 2 MiB in a row each.
+    pub free_areas: usize,
+}
+
 /// Page frames. See the module's description.
 ///
 /// Frames are known by their numbers, from 0 up to the limit; [`Frames::address`] says where one is.
@@ -179,7 +200,7 @@ impl Frames {
     /// A frame; its contents are undefined.
     ///
     /// # Errors
-    /// [`OutOfFrames`] when every frame is in use.
+    /// [`OutOfFrames`] when every frame is in use, or in the hands of another thread that is about to use it or to put it back.
     #[cfg_attr(debug_assertions, track_caller)]
     #[inline(always)]
     pub fn alloc(&self) -> Result<u32, OutOfFrames> {
@@ -301,6 +322,19 @@ impl Frames {
     /// The counters.
     pub fn stats(&self) -> Stats {
         Stats { metadata: self.pool.metadata(), ..self.pool.stats() }
+    }
+
+    /// The number of zones: one for each NUMA node.
+    pub fn zones(&self) -> usize {
+        self.pool.zones.len()
+    }
+
+    /// The figures of one zone.
+    ///
+    /// # Panics
+    /// If there is no zone of this number.
+    pub fn zone_stats(&self, zone: usize) -> ZoneStats {
+        self.pool.zone_stats(zone)
     }
 
     /// Puts what is on the CPUs' stacks back into the zones.

@@ -3,7 +3,8 @@
 //! The agreement with the helpers is [`Ahead`]'s; here is what each of its slots stands for. A piece is made by the watcher and taken in by
 //! whoever comes first to [`Pieces::take_in`]: one thread at a time, and none that would have to wait.
 
-use super::area::{Area, FRAMES, Kind, WORD, WORDS};
+use super::area::{FRAMES, Kind, WORD, WORDS};
+use super::zone::Tables;
 use crate::crew::ahead::{Ahead, Done, SLOTS};
 use crate::sys::memory::Range;
 use crate::sys::{PAGE_SIZE, membarrier};
@@ -41,13 +42,13 @@ impl Pieces {
     }
 
     /// Sets dirty frames of `area` out, up to `most` of them. `range` are its addresses. Returns how many. Called by one thread at a time.
-    pub fn set_out(&self, number: usize, area: &Area, range: Range, most: u32) -> usize {
+    pub fn set_out(&self, area: usize, tables: Tables, range: Range, most: u32) -> usize {
         let mut count = 0;
         self.ahead.set_out(|slot| {
             let piece = &self.pieces[slot];
             let mut masks = [0; WORDS];
-            count = area.take(most, Kind::Dirty, |taken| masks[taken.word] |= taken.mask) as usize;
-            piece.area.store(number, Ordering::Relaxed);
+            count = tables.take(area, most, Kind::Dirty, |taken| masks[taken.word] |= taken.mask) as usize;
+            piece.area.store(area, Ordering::Relaxed);
             masks.iter().zip(&piece.masks).for_each(|(&mask, place)| place.store(mask, Ordering::Relaxed));
             self.frames.fetch_add(count, Ordering::Relaxed);
             (count > 0).then_some(range)

@@ -10,8 +10,9 @@ use super::error::{BuildError, FreeError, OutOfFrames, Problem};
 use super::pieces::Pieces;
 use super::policy;
 use super::table::Table;
-use super::zone::{self, GIANT_AREAS, Tables, Tree, Zone};
-use super::{GIANT_ORDER, Options, Stats};
+use super::tree::Tree;
+use super::zone::{self, GIANT_AREAS, Tables, Zone};
+use super::{GIANT_ORDER, Options, Stats, ZoneStats};
 use crate::crew::bell::Bell;
 use crate::crew::look::NextLook;
 use crate::region::Region;
@@ -103,6 +104,8 @@ pub(super) struct Pool {
     pub zeroes_wanted: AtomicUsize,
     /// Areas that are on their way back to the kernel.
     pub held_areas: AtomicUsize,
+    /// Threads that may have free frames in their hands which they are about to put somewhere.
+    moving: AtomicUsize,
     pub pieces: Pieces,
     /// Whether a stack was filled or relieved since the background looked, and whether it has to be called.
     pub attention: AtomicBool,
@@ -159,6 +162,7 @@ impl Pool {
             nodes: (0..cpus).map(|cpu| topology.node_of(cpu) as u8).collect(),
             zeroes_wanted: AtomicUsize::new(0),
             held_areas: AtomicUsize::new(0),
+            moving: AtomicUsize::new(0),
             pieces: Pieces::new(),
             attention: AtomicBool::new(false),
             next_look: NextLook::new(),
@@ -230,6 +234,7 @@ impl Pool {
 
     /// What is wrong with `frame`, which was given back with `order`.
     #[cold]
+    #[inline(never)]
     fn diagnose(&self, frame: u32, order: u32) -> FreeError {
         self.counters.free_errors.add(1);
         let problem = if frame >= self.frames {
@@ -585,6 +590,14 @@ impl Pool {
         Ok(())
     }
 
+    /// Has `work` move free frames about: nobody is told meanwhile that there are none.
+    pub fn moving<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.moving.fetch_add(1, Ordering::AcqRel);
+        let result = work();
+        self.moving.fetch_sub(1, Ordering::AcqRel);
+        result
+    }
+
     /// Tries, and while there is nothing, has frames come back from wherever they are free but can't be had.
     fn or_last_resort<T>(&self, order: u32, mut attempt: impl FnMut() -> Option<T>) -> Result<T, OutOfFrames> {
         if let Some(found) = attempt() {
@@ -597,7 +610,8 @@ impl Pool {
                 return Ok(found);
             }
             if drained + taken_back == 0 {
-                if self.held_areas.load(Ordering::Acquire) + self.pieces.under_way() == 0 {
+                let moving = self.moving.load(Ordering::Acquire);
+                if moving + self.held_areas.load(Ordering::Acquire) + self.pieces.under_way() == 0 {
                     break;
                 }
                 std::thread::sleep(Duration::from_millis(1));
@@ -683,7 +697,7 @@ impl Pool {
 
     /// Sets up to `most` dirty frames of `area` out for a helper to zero. Returns how many.
     pub fn set_out(&self, area: usize, most: u32) -> usize {
-        self.pieces.set_out(area, &self.areas[area], self.range_of(area * FRAMES, FRAMES), most)
+        self.pieces.set_out(area, self.tables(), self.range_of(area * FRAMES, FRAMES), most)
     }
 
     /// Bytes of book-keeping when everything is in use.
@@ -691,15 +705,29 @@ impl Pool {
         self.states.size() + self.areas.size() + self.trees.size() + self.stacks.size() + self.zeroed.size()
     }
 
-    pub fn stats(&self) -> Stats {
-        let mut stats = Stats { limit: self.frames as usize, ..Stats::default() };
-        for area in self.zones.iter().flat_map(Zone::open) {
+    pub fn zone_stats(&self, zone: usize) -> ZoneStats {
+        let zone = &self.zones[zone];
+        let mut stats = ZoneStats { limit: zone.frames().len, ..ZoneStats::default() };
+        for area in zone.open() {
             let counts = self.areas[area].counts();
             stats.open += FRAMES;
             stats.free += counts.free;
             stats.free_zeroed += counts.zeroed;
             stats.backed += if counts.backed { FRAMES } else { 0 };
             stats.giving_back += if counts.held { FRAMES } else { 0 };
+            stats.free_areas += (counts.free == FRAMES) as usize;
+        }
+        stats
+    }
+
+    pub fn stats(&self) -> Stats {
+        let mut stats = Stats { limit: self.frames as usize, ..Stats::default() };
+        for zone in (0..self.zones.len()).map(|zone| self.zone_stats(zone)) {
+            stats.open += zone.open;
+            stats.free += zone.free;
+            stats.free_zeroed += zone.free_zeroed;
+            stats.backed += zone.backed;
+            stats.giving_back += zone.giving_back;
         }
         stats.stacked = self.stacks.total() + self.zeroed.total();
         stats.stacked_zeroed = self.zeroed.total();
@@ -730,6 +758,7 @@ impl Pool {
         self.pieces.reset();
         self.next_look.reset();
         self.held_areas.store(0, Ordering::Relaxed);
+        self.moving.store(0, Ordering::Relaxed);
         for zone in &self.zones {
             zone.forget_places(self.tables());
             let mut giant = 0;

@@ -19,7 +19,7 @@ unsafe impl<T> Zeroable for std::sync::atomic::AtomicPtr<T> {}
 // SAFETY: integers.
 unsafe impl Zeroable for super::area::Area {}
 // SAFETY: integers.
-unsafe impl Zeroable for super::zone::Tree {}
+unsafe impl Zeroable for super::tree::Tree {}
 
 /// See the module.
 pub(super) struct Table<T> {

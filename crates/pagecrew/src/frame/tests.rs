@@ -348,7 +348,7 @@ fn frames_of_other_nodes_go_home() {
         let options = Options { limit: 64 * MIB, ..Options::default() };
         let frames = Frames::with(region(), options, Topology::uniform(nodes, 1)).unwrap();
         let limit = frames.stats().limit;
-        assert_eq!(limit, nodes * 32 * 512);
+        assert_eq!((limit, frames.zones()), (nodes * 32 * 512, nodes));
         let mut all: Vec<u32> = (0..limit).map(|_| frames.alloc().unwrap()).collect();
         assert!(frames.alloc().is_err());
         all.sort_unstable();
@@ -362,6 +362,10 @@ fn frames_of_other_nodes_go_home() {
         frames.drain();
         let stats = adds_up(&frames);
         assert_eq!((stats.allocated, stats.stacked), (0, 0));
+        for zone in 0..nodes {
+            let stats = frames.zone_stats(zone);
+            assert_eq!((stats.limit, stats.free, stats.free_areas), (32 * 512, 32 * 512, 32));
+        }
     }
 }
 
@@ -794,4 +798,43 @@ fn signals(at_most: Duration, enough: usize) {
     let stats = adds_up(frames);
     assert_eq!((stats.allocated, stats.free_errors), (0, 0), "{stats:?}");
     assert!(OWNERS.get().unwrap().iter().all(|owner| owner.load(Ordering::Relaxed) == 0));
+}
+
+/// CPUs are taken out of the machine and put back while threads that ran on them have frames on their stacks.
+#[test]
+#[ignore = "takes CPUs out of the machine for moments, where it may"]
+fn cpus_that_come_and_go_take_no_frame_with_them() {
+    const SWITCH: &str = "/sys/devices/system/cpu/cpu1/online";
+    if std::fs::write(SWITCH, "1").is_err() {
+        return;
+    }
+    let frames = small(32);
+    let limit = frames.stats().limit;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let some: Vec<u32> = (0..300).map(|_| frames.alloc().unwrap()).collect();
+                    some.iter().for_each(|&frame| word(&frames, frame).store(frame as usize, Ordering::Relaxed));
+                    for frame in some {
+                        assert_eq!(word(&frames, frame).load(Ordering::Relaxed), frame as usize);
+                        free(&frames, frame);
+                    }
+                }
+            });
+        }
+        for round in 0..20 {
+            std::fs::write(SWITCH, if round % 2 == 0 { "0" } else { "1" }).unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        std::fs::write(SWITCH, "0").unwrap();
+        stop.store(true, Ordering::Relaxed);
+    });
+    // What is on the stack of the CPU that is gone can be had.
+    let all: Vec<u32> = (0..limit).map(|_| frames.alloc().unwrap()).collect();
+    std::fs::write(SWITCH, "1").unwrap();
+    assert_eq!(all.iter().collect::<HashSet<_>>().len(), limit);
+    all.iter().for_each(|&frame| free(&frames, frame));
+    assert_eq!(adds_up(&frames).allocated, 0);
 }

@@ -1,9 +1,7 @@
 //! A zone: the areas of one NUMA node, and which of them a CPU takes its frames from.
 //!
-//! Areas are looked for by trees of 32, which say in one word each which areas may have free frames, which may have some that are known
-//! to be zero, and which a CPU has reserved. Each CPU takes from an area of its own as long as there are enough, so that CPUs share no
-//! line of memory. All of this is advice but for one rule: the bit of an area with free frames is set. Whoever takes the last
-//! frame clears it and looks again; whoever gives the first one back sets it after that.
+//! Areas are looked for by trees of 32. Each CPU takes from an area of its own as long as there are enough, and not from one that
+//! another gives frames back to, so that CPUs share no line of memory.
 //!
 //! A zone grows: areas behind its frontier exist as address space only, and are opened one at a time when those before it have nothing
 //! left.
@@ -11,30 +9,15 @@
 //! Sources: LLFree (Wrenger and others, 2023) for trees and reservations; the kernel's zones and zone lists.
 
 use super::area::{Area, FRAMES, Kind, Taken, WHOLE};
+use super::tree::{Skip, TREE, Tree};
 use crate::sys::memory::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
-
-/// Areas of a tree.
-const TREE: usize = 32;
 
 /// Areas of 1 GiB.
 pub(super) const GIANT_AREAS: usize = 512;
 
 /// No area.
 const NOWHERE: u32 = u32::MAX;
-
-/// Which areas of a tree to look at.
-#[repr(C)]
-pub(super) struct Tree {
-    /// Areas that may have free frames; each that has some is here.
-    available: AtomicU32,
-    /// Areas that may have free frames that are known to be zero.
-    zeroed: AtomicU32,
-    /// Areas that a CPU takes frames from.
-    reserved: AtomicU32,
-    /// Areas that a CPU gives frames back to at this time.
-    given: AtomicU32,
-}
 
 /// Where a CPU takes its frames from.
 #[repr(align(64))]
@@ -45,16 +28,6 @@ struct Place {
     given: AtomicU32,
     /// The tree where runs were found last.
     runs: AtomicU32,
-}
-
-/// What a search passes over.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Skip {
-    /// Areas that a CPU has reserved or gives frames back to: whoever took from one would share its lines with that CPU.
-    Busy,
-    /// Areas that a CPU has reserved.
-    Reserved,
-    Nothing,
 }
 
 /// See the module. Areas are numbered through all zones.
@@ -80,67 +53,29 @@ pub(super) fn trees(areas: usize) -> usize {
 }
 
 impl Tables<'_> {
-    fn bit(area: usize) -> u32 {
-        1 << (area % TREE)
-    }
-
     fn tree(&self, area: usize) -> &Tree {
         &self.trees[area / TREE]
     }
 
+    /// Takes up to `most` frames of a kind from `area`; `each` hears of them word by word. Returns how many.
+    pub fn take(&self, area: usize, most: u32, kind: Kind, each: impl FnMut(Taken)) -> u32 {
+        self.tree(area).take(area, &self.areas[area], most, kind, each)
+    }
+
     /// Gives up the claim to `count` frames of `area`, whose bits are clear.
     pub fn release(&self, area: usize, count: u32, zeroed: bool) {
-        let bit = Self::bit(area);
-        if self.areas[area].release(count) {
-            self.tree(area).available.fetch_or(bit, Ordering::AcqRel);
-        }
-        if zeroed && self.tree(area).zeroed.load(Ordering::Relaxed) & bit == 0 {
-            self.tree(area).zeroed.fetch_or(bit, Ordering::AcqRel);
-        }
-    }
-
-    /// Takes note that `area` may have nothing left.
-    fn exhausted(&self, area: usize) {
-        if self.areas[area].free() == 0 {
-            let (tree, bit) = (self.tree(area), Self::bit(area));
-            tree.available.fetch_and(!bit, Ordering::AcqRel);
-            if self.areas[area].free() > 0 {
-                tree.available.fetch_or(bit, Ordering::AcqRel);
-            }
-        }
-    }
-
-    /// Takes note that `area` may have no frames left that are known to be zero.
-    fn without_zeroed(&self, area: usize) {
-        let (tree, bit) = (self.tree(area), Self::bit(area));
-        tree.zeroed.fetch_and(!bit, Ordering::AcqRel);
-        if self.areas[area].counts().zeroed > 0 {
-            tree.zeroed.fetch_or(bit, Ordering::AcqRel);
-        }
+        self.tree(area).release(area, &self.areas[area], count, zeroed);
     }
 
     /// The memory of an area that was held has gone back.
     pub fn discarded(&self, area: usize) {
         self.areas[area].discarded();
-        self.opened(area);
+        self.tree(area).opened(area);
     }
 
-    /// Makes the area's frames known: all are free and zero.
-    fn opened(&self, area: usize) {
-        self.tree(area).zeroed.fetch_or(Self::bit(area), Ordering::AcqRel);
-        self.tree(area).available.fetch_or(Self::bit(area), Ordering::AcqRel);
-    }
-
-    /// Brings the tree's words up to date with an area that was rebuilt, and reserved by nobody.
+    /// In a forked child: brings the tree up to date with an area that was rebuilt.
     pub fn rebuilt(&self, area: usize) {
-        let (tree, bit, counts) = (self.tree(area), Self::bit(area), self.areas[area].counts());
-        let set = |word: &AtomicU32, on: bool| {
-            if on { word.fetch_or(bit, Ordering::AcqRel) } else { word.fetch_and(!bit, Ordering::AcqRel) }
-        };
-        set(&tree.available, counts.free > 0);
-        set(&tree.zeroed, counts.zeroed > 0);
-        set(&tree.reserved, false);
-        set(&tree.given, false);
+        self.tree(area).rebuilt(area, &self.areas[area]);
     }
 }
 
@@ -150,7 +85,7 @@ impl Zone {
         debug_assert!(first.is_multiple_of(TREE));
         let place =
             || Place { any: NOWHERE.into(), zeroed: NOWHERE.into(), given: NOWHERE.into(), runs: AtomicU32::new(0) };
-        (first..first + open).for_each(|area| tables.opened(area));
+        (first..first + open).for_each(|area| tables.tree(area).opened(area));
         Zone { first, len, frontier: AtomicU32::new(open as u32), places: (0..cpus).map(|_| place()).collect() }
     }
 
@@ -173,7 +108,7 @@ impl Zone {
             let area = reserved.load(Ordering::Relaxed);
             if area != NOWHERE {
                 let area = area as usize;
-                left -= tables.areas[area].take(left, kind, |taken| each(area, taken));
+                left -= tables.take(area, left, kind, |taken| each(area, taken));
                 if left == 0 {
                     return most;
                 }
@@ -187,11 +122,11 @@ impl Zone {
             let next = found.map_or(NOWHERE, |found| found as u32);
             if reserved.compare_exchange(area, next, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
                 if area != NOWHERE {
-                    self.unreserve(tables, area as usize);
+                    tables.tree(area as usize).unreserve(area as usize);
                 }
             } else if let Some(found) = found {
                 // A thread that was on this CPU meanwhile, or a signal handler, has found another.
-                self.unreserve(tables, found);
+                tables.tree(found).unreserve(found);
             }
             if found.is_none() {
                 break;
@@ -199,7 +134,7 @@ impl Zone {
         }
         // What is left is in areas that others have reserved.
         for area in self.candidates(tables, kind, Skip::Nothing, 0) {
-            left -= tables.areas[area].take(left, kind, |taken| each(area, taken));
+            left -= tables.take(area, left, kind, |taken| each(area, taken));
             if left == 0 {
                 break;
             }
@@ -209,14 +144,11 @@ impl Zone {
     }
 
     fn leave(&self, tables: Tables, area: usize, kind: Kind) {
-        tables.exhausted(area);
+        let (tree, words) = (tables.tree(area), &tables.areas[area]);
+        tree.exhausted(area, words);
         if kind == Kind::Zeroed {
-            tables.without_zeroed(area);
+            tree.without_zeroed(area, words);
         }
-    }
-
-    fn unreserve(&self, tables: Tables, area: usize) {
-        tables.tree(area).reserved.fetch_and(!Tables::bit(area), Ordering::Relaxed);
     }
 
     /// Open areas that may have frames of a kind, from the tree of the zone with number `from` on.
@@ -231,17 +163,7 @@ impl Zone {
         let (first, count) = (open.start / TREE, trees(open.len()));
         (0..count).flat_map(move |step| {
             let number = first + (from + step) % count;
-            let tree = &tables.trees[number];
-            let mut areas = tree.available.load(Ordering::Acquire);
-            if kind == Kind::Zeroed {
-                areas &= tree.zeroed.load(Ordering::Acquire);
-            }
-            if skip != Skip::Nothing {
-                areas &= !tree.reserved.load(Ordering::Relaxed);
-            }
-            if skip == Skip::Busy {
-                areas &= !tree.given.load(Ordering::Relaxed);
-            }
+            let mut areas = tables.trees[number].candidates(kind, skip);
             std::iter::from_fn(move || {
                 let bit = (areas != 0).then(|| areas.trailing_zeros())?;
                 areas &= areas - 1;
@@ -254,30 +176,24 @@ impl Zone {
     fn own(&self, tables: Tables, place: &Place, kind: Kind) -> Option<usize> {
         let area = place.given.load(Ordering::Relaxed);
         let own = (area != NOWHERE && kind == Kind::Any).then_some(area as usize)?;
-        (tables.areas[own].free() > 0 && self.reserve(tables, own)).then_some(own)
+        (tables.areas[own].free() > 0 && tables.tree(own).reserve(own)).then_some(own)
     }
 
     /// Reserves an area that may have frames of a kind, from where the last one was on.
     fn find(&self, tables: Tables, last: u32, kind: Kind, skip: Skip) -> Option<usize> {
         let from = if last == NOWHERE { 0 } else { (last as usize - self.first) / TREE };
-        self.candidates(tables, kind, skip, from).find(|&area| self.reserve(tables, area))
-    }
-
-    /// Reserves an area, if nobody has.
-    fn reserve(&self, tables: Tables, area: usize) -> bool {
-        let bit = Tables::bit(area);
-        tables.tree(area).reserved.fetch_or(bit, Ordering::Relaxed) & bit == 0
+        self.candidates(tables, kind, skip, from).find(|&area| tables.tree(area).reserve(area))
     }
 
     /// Takes note that `cpu` gives frames back to `area`.
     pub fn gives(&self, tables: Tables, cpu: usize, area: usize) {
         let given = &self.places[cpu].given;
         if given.load(Ordering::Relaxed) != area as u32 {
-            tables.tree(area).given.fetch_or(Tables::bit(area), Ordering::Relaxed);
+            tables.tree(area).set_given(area, true);
             let before = given.swap(area as u32, Ordering::Relaxed);
             if before != NOWHERE {
                 let before = before as usize;
-                tables.tree(before).given.fetch_and(!Tables::bit(before), Ordering::Relaxed);
+                tables.tree(before).set_given(before, false);
             }
         }
     }
@@ -287,8 +203,8 @@ impl Zone {
         let more = |open: u32| ((open as usize) < self.len).then_some(open + 1);
         let open = self.frontier.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more).ok()?;
         let area = self.first + open as usize;
-        tables.tree(area).reserved.fetch_or(Tables::bit(area), Ordering::Relaxed);
-        tables.opened(area);
+        tables.tree(area).reserve(area);
+        tables.tree(area).opened(area);
         Some(area)
     }
 
@@ -297,15 +213,14 @@ impl Zone {
         let hint = &self.places[cpu].runs;
         let from = hint.load(Ordering::Relaxed) as usize;
         let try_at = |area: usize| {
-            let (start, zeroed) = tables.areas[area].take_run(order)?;
-            tables.exhausted(area);
+            let (start, zeroed) = tables.tree(area).take_run(area, &tables.areas[area], order)?;
             hint.store(((area - self.first) / TREE) as u32, Ordering::Relaxed);
             Some((area * FRAMES + start as usize, zeroed))
         };
         let grown = || loop {
             let area = self.grow(tables)?;
             let found = try_at(area);
-            self.unreserve(tables, area);
+            tables.tree(area).unreserve(area);
             if found.is_some() {
                 return found;
             }
@@ -323,17 +238,16 @@ impl Zone {
             while self.open().end < start + GIANT_AREAS
                 && let Some(area) = self.grow(tables)
             {
-                self.unreserve(tables, area);
+                tables.tree(area).unreserve(area);
             }
             let mut all_zeroed = true;
             let take = |&area: &usize| {
-                let zeroed = tables.areas[area].take_run(WHOLE).map(|(_, zeroed)| all_zeroed &= zeroed);
+                let found = tables.tree(area).take_run(area, &tables.areas[area], WHOLE);
+                let zeroed = found.map(|(_, zeroed)| all_zeroed &= zeroed);
                 zeroed.is_some()
             };
-            let areas = start..start + GIANT_AREAS;
-            let taken = areas.clone().take_while(take).count();
+            let taken = (start..start + GIANT_AREAS).take_while(take).count();
             if taken == GIANT_AREAS {
-                areas.for_each(|area| tables.exhausted(area));
                 return Some((start * FRAMES, all_zeroed));
             }
             (start..start + taken).for_each(|area| tables.release(area, FRAMES as u32, false));
@@ -348,12 +262,12 @@ impl Zone {
             for reserved in [&place.any, &place.zeroed] {
                 let area = reserved.swap(NOWHERE, Ordering::Relaxed);
                 if area != NOWHERE {
-                    self.unreserve(tables, area as usize);
+                    tables.tree(area as usize).unreserve(area as usize);
                 }
             }
             let area = place.given.swap(NOWHERE, Ordering::Relaxed);
             if area != NOWHERE {
-                tables.tree(area as usize).given.fetch_and(!Tables::bit(area as usize), Ordering::Relaxed);
+                tables.tree(area as usize).set_given(area as usize, false);
             }
             place.runs.store(0, Ordering::Relaxed);
         }
