@@ -234,7 +234,7 @@ fn pair<S: Source>(source: &S, count: usize) -> Result<()> {
 
 /// Batches of 1, 2, 4, ... pages, one by one: for each size what a page takes to get, and to put.
 fn batches<S: Source>(source: &S) -> Result<()> {
-    let mut batch = vec![S::Page::default(); LARGEST_BATCH];
+    let mut batch = [S::Page::default(); LARGEST_BATCH];
     let mut size = 1;
     while size <= LARGEST_BATCH {
         let (get, put) = timed_apart(
