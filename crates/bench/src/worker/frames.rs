@@ -312,7 +312,7 @@ fn shuffle<P>(pages: &mut [P]) {
 /// Arrays of `size` pages: what a page takes to get and to put; then the same one by one.
 fn bulk<S: Source>(source: &S, size: usize) -> Result<()> {
     let mut batch = vec![S::Page::default(); size];
-    let (get, put) = timed_apart(&mut batch, |batch| source.get_many(black_box(batch)), |batch| source.put_many(batch));
+    let (get, put) = timed_apart(&mut batch, |batch| source.get_many(batch), |batch| source.put_many(batch));
     let (single_get, single_put) = timed_apart(
         &mut batch,
         |batch| batch.iter_mut().for_each(|page| *page = black_box(source.get())),

@@ -161,7 +161,8 @@ pub struct ZoneStats {
 
 /// Page frames. See the module's description.
 ///
-/// Frames are known by their numbers, from 0 up to the limit; [`Frames::address`] says where one is.
+/// Frames are known by their numbers, from 0 up to the limit; [`Frames::address`] says where one is. When this is dropped, their memory
+/// goes back to the region, whether they were freed or not.
 pub struct Frames {
     // Before the pool: its threads use it.
     crew: FrameCrew,

@@ -176,7 +176,7 @@ impl Pool {
         if pool.several_nodes {
             for (node, zone) in pool.zones.iter().enumerate() {
                 // A kernel without NUMA refuses, and a wish is all that it is.
-                let _ = memory::prefer_node(pool.range_of(zone.frames().start, zone.frames().len), node);
+                let _ = memory::prefer_node(pool.range_of(zone.frames().start, zone.frames().len()), node);
             }
         }
         Ok(pool)
@@ -298,10 +298,7 @@ impl Pool {
     #[cold]
     fn is_remote(&self, frame: u32) -> bool {
         let own = self.nodes[self.stacks.here()] as usize;
-        !self.zones.get(own).is_some_and(|zone| {
-            let frames = zone.frames();
-            (frames.start..frames.end()).contains(&(frame as usize))
-        })
+        !self.zones.get(own).is_some_and(|zone| zone.frames().contains(&(frame as usize)))
     }
 
     #[cfg_attr(debug_assertions, track_caller)]
@@ -707,7 +704,7 @@ impl Pool {
 
     pub fn zone_stats(&self, zone: usize) -> ZoneStats {
         let zone = &self.zones[zone];
-        let mut stats = ZoneStats { limit: zone.frames().len, ..ZoneStats::default() };
+        let mut stats = ZoneStats { limit: zone.frames().len(), ..ZoneStats::default() };
         for area in zone.open() {
             let counts = self.areas[area].counts();
             stats.open += FRAMES;

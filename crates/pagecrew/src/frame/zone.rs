@@ -10,7 +10,6 @@
 
 use super::area::{Area, FRAMES, Kind, Taken, WHOLE};
 use super::tree::{Skip, TREE, Tree};
-use crate::sys::memory::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Areas of 1 GiB.
@@ -94,9 +93,9 @@ impl Zone {
         self.first..self.first + self.frontier.load(Ordering::Acquire) as usize
     }
 
-    /// All of the zone's frames.
-    pub fn frames(&self) -> Range {
-        Range { start: self.first * FRAMES, len: self.len * FRAMES }
+    /// The numbers of all of the zone's frames.
+    pub fn frames(&self) -> std::ops::Range<usize> {
+        self.first * FRAMES..(self.first + self.len) * FRAMES
     }
 
     /// Takes up to `most` frames for `cpu`; `each` hears of them with the number of their area. Returns how many.

@@ -104,6 +104,11 @@ impl CpuStacks {
         self.rseq.is_some()
     }
 
+    #[inline(always)]
+    fn stacks(&self, rseq: isize) -> Stacks {
+        Stacks { base: self.base, cpus: self.cpus, rseq }
+    }
+
     fn all(&self) -> &[Stack] {
         // SAFETY: the mapping has room for `cpus` stacks, lives as long as `self`, and all its bytes are valid as atomics.
         unsafe { std::slice::from_raw_parts(self.base, self.cpus as usize) }
@@ -123,8 +128,8 @@ impl CpuStacks {
     #[inline(always)]
     pub fn pop(&self) -> u32 {
         match self.rseq {
-            // SAFETY: the stacks are mapped, and `offset` is where this process's threads have their registered area.
-            Some(offset) => unsafe { sequence::pop(self.base as usize, self.cpus, offset) },
+            // SAFETY: the stacks are mapped, and `rseq` is where this process's threads have their registered area.
+            Some(rseq) => unsafe { sequence::pop(self.stacks(rseq)) },
             None => self.pop_held(),
         }
     }
@@ -134,7 +139,7 @@ impl CpuStacks {
     pub fn push(&self, number: u32) -> bool {
         match self.rseq {
             // SAFETY: as in `pop`.
-            Some(offset) => unsafe { sequence::push(self.base as usize, self.cpus, offset, number) },
+            Some(rseq) => unsafe { sequence::push(self.stacks(rseq), number) },
             None => self.push_many_held(&[number]) == 1,
         }
     }
@@ -144,9 +149,7 @@ impl CpuStacks {
     pub fn pop_many(&self, into: &mut [u32]) -> usize {
         match self.rseq {
             // SAFETY: as in `pop`; `into` has room for as many numbers as it says.
-            Some(offset) => unsafe {
-                sequence::pop_many(self.base as usize, self.cpus, offset, into.as_mut_ptr(), into.len())
-            },
+            Some(rseq) => unsafe { sequence::pop_many(self.stacks(rseq), into.as_mut_ptr(), into.len()) },
             None => self.pop_many_held(into),
         }
     }
@@ -156,9 +159,7 @@ impl CpuStacks {
     pub fn push_many(&self, numbers: &[u32]) -> usize {
         match self.rseq {
             // SAFETY: as in `pop`; `numbers` has as many as it says.
-            Some(offset) => unsafe {
-                sequence::push_many(self.base as usize, self.cpus, offset, numbers.as_ptr(), numbers.len())
-            },
+            Some(rseq) => unsafe { sequence::push_many(self.stacks(rseq), numbers.as_ptr(), numbers.len()) },
             None => self.push_many_held(numbers),
         }
     }
@@ -304,48 +305,68 @@ impl Drop for CpuStacks {
     }
 }
 
+/// Which stacks, and how a thread finds out on which CPU it is.
+#[derive(Clone, Copy)]
+struct Stacks {
+    base: *const Stack,
+    cpus: u32,
+    rseq: isize,
+}
+
 /// The sequences. Each is a run of instructions from label 3 to label 4 of which the last one commits. Label 66 is its descriptor
 /// (`struct rseq_cs`), label 5 where the kernel has a thread go on that it disturbed: the four bytes before it are what the kernel
-/// checks (`RSEQ_SIG`).
+/// checks (`RSEQ_SIG`). Label 6 is where there is nothing to take or no room.
+///
+/// **Why they are sound.** The CPU's number is compared with the number of stacks, so only a stack is read or written, and the limit of
+/// an open one is at most the number of its slots. Between the first and the last instruction no other thread writes to an open stack
+/// of this CPU, by the protocol of the module. Whatever a sequence writes before it commits is nobody's, so it may begin anew as often
+/// as it likes.
 #[cfg(target_arch = "x86_64")]
 mod sequence {
-    use super::{FIRST, FLOOR, LENGTH, LIMIT, STRIDE_LOG2};
+    use super::{FIRST, FLOOR, LENGTH, LIMIT, STRIDE_LOG2, Stacks};
     use std::arch::asm;
 
-    /// Descriptor and abort handler, then the announcement of the sequence, which clobbers `{scratch}`.
-    macro_rules! begin {
-        () => {
-            concat!(
-                ".pushsection __rseq_cs,\"aw\",@progbits\n",
-                ".balign 32\n",
-                "66: .long 0, 0\n",
-                ".quad 3f, 4f - 3f, 5f\n",
-                ".popsection\n",
-                ".pushsection .text.unlikely,\"ax\",@progbits\n",
-                ".long 0x53053053\n",
-                "5: jmp 2f\n",
-                ".popsection\n",
-                "2: lea {scratch}, [rip + 66b]\n",
-                "mov fs:[{rseq} + 8], {scratch}\n",
-                "3: mov {stack:e}, fs:[{rseq} + 4]\n",
-                "cmp {stack:e}, {cpus:e}\n",
-                "jae 6f\n",
-                "shl {stack}, {stride}\n",
-                "add {stack}, {base}\n",
-            )
-        };
-    }
-
-    /// What is done where there is nothing to take or no room.
-    macro_rules! otherwise {
-        ($instruction:literal) => {
-            concat!(
-                ".pushsection .text.unlikely,\"ax\",@progbits\n",
-                "6: ",
-                $instruction,
-                "\njmp 7f\n",
-                ".popsection\n",
-                "7:"
+    /// A sequence: its `$lines` find the bound `$bound` of the CPU's stack in `{scratch}` and its length in `{length}`; `$otherwise` is done
+    /// where they jump to label 6.
+    macro_rules! sequence {
+        ($stacks:expr, $bound:expr, [$($line:expr),+ $(,)?], $otherwise:literal, $($operands:tt)*) => {
+            asm!(
+                ".pushsection __rseq_cs,\"aw\",@progbits",
+                ".balign 32",
+                "66: .long 0, 0",
+                ".quad 3f, 4f - 3f, 5f",
+                ".popsection",
+                ".pushsection .text.unlikely,\"ax\",@progbits",
+                ".long 0x53053053",
+                "5: jmp 2f",
+                ".popsection",
+                "2: lea {scratch}, [rip + 66b]",
+                "mov fs:[{rseq} + 8], {scratch}",
+                "3: mov {stack:e}, fs:[{rseq} + 4]",
+                "cmp {stack:e}, {cpus:e}",
+                "jae 6f",
+                "shl {stack}, {stride}",
+                "add {stack}, {base}",
+                "mov {scratch:e}, [{stack} + {bound}]",
+                "mov {length:e}, [{stack} + {at}]",
+                $($line,)+
+                "mov [{stack} + {at}], {length:e}",
+                "4:",
+                ".pushsection .text.unlikely,\"ax\",@progbits",
+                concat!("6: ", $otherwise),
+                "jmp 7f",
+                ".popsection",
+                "7:",
+                $($operands)*
+                stack = out(reg) _,
+                rseq = in(reg) $stacks.rseq,
+                cpus = in(reg) $stacks.cpus,
+                base = in(reg) $stacks.base,
+                stride = const STRIDE_LOG2,
+                bound = const $bound,
+                at = const LENGTH,
+                first = const FIRST,
+                options(nostack)
             )
         };
     }
@@ -370,41 +391,30 @@ mod sequence {
                 "add {done:e}, 4\n",
                 "cmp {done:e}, {count:e}\n",
                 "jne 88b\n",
-                "22:\n",
+                "22:",
             )
         };
     }
 
     /// # Safety
-    /// `base` is where `cpus` stacks are mapped; `rseq` is the distance of the registered area from the thread pointer.
+    /// The stacks are mapped, and `rseq` is the distance of the thread's registered area from its thread pointer.
     #[inline(always)]
-    pub unsafe fn pop(base: usize, cpus: u32, rseq: isize) -> u32 {
+    pub unsafe fn pop(stacks: Stacks) -> u32 {
         let number: u64;
-        // SAFETY: the CPU's number is checked, so that only a stack is read, and its length alone is written; by the protocol of the
-        // module, no other thread writes to an open stack of this CPU between the first and the last instruction.
+        // SAFETY: by the function's own contract, and as the module says.
         unsafe {
-            asm!(
-                begin!(),
-                "mov {scratch:e}, [{stack} + {floor}]",
-                "mov {length:e}, [{stack} + {at}]",
-                "cmp {length:e}, {scratch:e}",
-                "jbe 6f",
-                "mov {scratch:e}, [{stack} + 4*{length} + {first} - 4]",
-                "dec {length:e}",
-                "mov [{stack} + {at}], {length:e}",
-                "4:",
-                otherwise!("mov {scratch:e}, -1"),
+            sequence!(
+                stacks,
+                FLOOR,
+                [
+                    "cmp {length:e}, {scratch:e}",
+                    "jbe 6f",
+                    "mov {scratch:e}, [{stack} + 4*{length} + {first} - 4]",
+                    "dec {length:e}",
+                ],
+                "mov {scratch:e}, -1",
                 scratch = out(reg) number,
-                stack = out(reg) _,
                 length = out(reg) _,
-                rseq = in(reg) rseq,
-                cpus = in(reg) cpus,
-                base = in(reg) base,
-                stride = const STRIDE_LOG2,
-                floor = const FLOOR,
-                at = const LENGTH,
-                first = const FIRST,
-                options(nostack)
             )
         };
         number as u32
@@ -413,34 +423,24 @@ mod sequence {
     /// # Safety
     /// As [`pop`].
     #[inline(always)]
-    pub unsafe fn push(base: usize, cpus: u32, rseq: isize, number: u32) -> bool {
-        let done: u32;
-        // SAFETY: as in `pop`; the limit of an open stack is at most the number of its slots.
+    pub unsafe fn push(stacks: Stacks, number: u32) -> bool {
+        let done: u64;
+        // SAFETY: by the function's own contract, and as the module says.
         unsafe {
-            asm!(
-                begin!(),
-                "mov {scratch:e}, [{stack} + {limit}]",
-                "mov {length:e}, [{stack} + {at}]",
-                "cmp {length:e}, {scratch:e}",
-                "jae 6f",
-                "mov [{stack} + 4*{length:r} + {first}], {number:e}",
-                "inc {length:e}",
-                "mov [{stack} + {at}], {length:e}",
-                "4:",
-                otherwise!("xor {length:e}, {length:e}"),
+            sequence!(
+                stacks,
+                LIMIT,
+                [
+                    "cmp {length:e}, {scratch:e}",
+                    "jae 6f",
+                    "mov [{stack} + 4*{length} + {first}], {number:e}",
+                    "inc {length:e}",
+                ],
+                "xor {length:e}, {length:e}",
                 scratch = out(reg) _,
-                stack = out(reg) _,
                 // Not 0 where it was pushed, 0 otherwise.
                 length = out(reg) done,
                 number = in(reg) number,
-                rseq = in(reg) rseq,
-                cpus = in(reg) cpus,
-                base = in(reg) base,
-                stride = const STRIDE_LOG2,
-                limit = const LIMIT,
-                at = const LENGTH,
-                first = const FIRST,
-                options(nostack)
             )
         };
         done != 0
@@ -449,27 +449,25 @@ mod sequence {
     /// # Safety
     /// As [`pop`]; `into` has room for `wanted` numbers.
     #[inline]
-    pub unsafe fn pop_many(base: usize, cpus: u32, rseq: isize, into: *mut u32, wanted: usize) -> usize {
+    pub unsafe fn pop_many(stacks: Stacks, into: *mut u32, wanted: usize) -> usize {
         let count: usize;
-        // SAFETY: as in `pop`; no more is written to `into` than it has room for, however often the sequence begins anew.
+        // SAFETY: by the function's own contract, and as the module says.
         unsafe {
-            asm!(
-                begin!(),
-                "mov {scratch:e}, [{stack} + {floor}]",
-                "mov {length:e}, [{stack} + {at}]",
-                "cmp {length:e}, {scratch:e}",
-                "jbe 6f",
-                "mov {count:e}, {length:e}",
-                "cmp {count}, {wanted}",
-                "cmova {count}, {wanted}",
-                "sub {length:e}, {count:e}",
-                "lea {from}, [{stack} + 4*{length} + {first}]",
-                copy!(),
-                "mov [{stack} + {at}], {length:e}",
-                "4:",
-                otherwise!("xor {count:e}, {count:e}"),
+            sequence!(
+                stacks,
+                FLOOR,
+                [
+                    "cmp {length:e}, {scratch:e}",
+                    "jbe 6f",
+                    "mov {count:e}, {length:e}",
+                    "cmp {count}, {wanted}",
+                    "cmova {count}, {wanted}",
+                    "sub {length:e}, {count:e}",
+                    "lea {from}, [{stack} + 4*{length} + {first}]",
+                    copy!(),
+                ],
+                "xor {count:e}, {count:e}",
                 scratch = out(reg) _,
-                stack = out(reg) _,
                 length = out(reg) _,
                 from = out(reg) _,
                 done = out(reg) _,
@@ -477,14 +475,6 @@ mod sequence {
                 count = out(reg) count,
                 to = in(reg) into,
                 wanted = in(reg) wanted,
-                rseq = in(reg) rseq,
-                cpus = in(reg) cpus,
-                base = in(reg) base,
-                stride = const STRIDE_LOG2,
-                floor = const FLOOR,
-                at = const LENGTH,
-                first = const FIRST,
-                options(nostack)
             )
         };
         count
@@ -493,26 +483,25 @@ mod sequence {
     /// # Safety
     /// As [`pop`]; `numbers` has `wanted` of them.
     #[inline]
-    pub unsafe fn push_many(base: usize, cpus: u32, rseq: isize, numbers: *const u32, wanted: usize) -> usize {
+    pub unsafe fn push_many(stacks: Stacks, numbers: *const u32, wanted: usize) -> usize {
         let count: usize;
-        // SAFETY: as in `push`: no more is written than the limit allows.
+        // SAFETY: by the function's own contract, and as the module says.
         unsafe {
-            asm!(
-                begin!(),
-                "mov {count:e}, [{stack} + {limit}]",
-                "mov {length:e}, [{stack} + {at}]",
-                "sub {count:e}, {length:e}",
-                "jbe 6f",
-                "cmp {count}, {wanted}",
-                "cmova {count}, {wanted}",
-                "lea {to}, [{stack} + 4*{length} + {first}]",
-                "add {length:e}, {count:e}",
-                copy!(),
-                "mov [{stack} + {at}], {length:e}",
-                "4:",
-                otherwise!("xor {count:e}, {count:e}"),
+            sequence!(
+                stacks,
+                LIMIT,
+                [
+                    "mov {count:e}, {scratch:e}",
+                    "sub {count:e}, {length:e}",
+                    "jbe 6f",
+                    "cmp {count}, {wanted}",
+                    "cmova {count}, {wanted}",
+                    "lea {to}, [{stack} + 4*{length} + {first}]",
+                    "add {length:e}, {count:e}",
+                    copy!(),
+                ],
+                "xor {count:e}, {count:e}",
                 scratch = out(reg) _,
-                stack = out(reg) _,
                 length = out(reg) _,
                 to = out(reg) _,
                 done = out(reg) _,
@@ -520,14 +509,6 @@ mod sequence {
                 count = out(reg) count,
                 from = in(reg) numbers,
                 wanted = in(reg) wanted,
-                rseq = in(reg) rseq,
-                cpus = in(reg) cpus,
-                base = in(reg) base,
-                stride = const STRIDE_LOG2,
-                limit = const LIMIT,
-                at = const LENGTH,
-                first = const FIRST,
-                options(nostack)
             )
         };
         count
@@ -537,32 +518,46 @@ mod sequence {
 /// As on x86-64. The bound is read with acquire ordering, so that the length is no older than it.
 #[cfg(target_arch = "aarch64")]
 mod sequence {
-    use super::{FIRST, FLOOR, LENGTH, LIMIT, STRIDE_LOG2};
+    use super::{FIRST, FLOOR, LENGTH, LIMIT, STRIDE_LOG2, Stacks};
     use crate::sys::rseq;
     use std::arch::asm;
 
-    macro_rules! begin {
-        () => {
-            concat!(
-                ".pushsection __rseq_cs,\"aw\",@progbits\n",
-                ".balign 32\n",
-                "66: .long 0, 0\n",
-                ".quad 3f, 4f - 3f, 5f\n",
-                ".popsection\n",
-                "2: adrp {scratch}, 66b\n",
-                "add {scratch}, {scratch}, :lo12:66b\n",
-                "str {scratch}, [{area}, 8]\n",
-                "3: ldr {stack:w}, [{area}, 4]\n",
-                "cmp {stack:w}, {cpus:w}\n",
-                "b.hs 6f\n",
-                "add {stack}, {base}, {stack}, lsl {stride}\n",
+    macro_rules! sequence {
+        ($stacks:expr, $bound:expr, [$($line:expr),+ $(,)?], $otherwise:literal, $($operands:tt)*) => {
+            asm!(
+                ".pushsection __rseq_cs,\"aw\",@progbits",
+                ".balign 32",
+                "66: .long 0, 0",
+                ".quad 3f, 4f - 3f, 5f",
+                ".popsection",
+                "2: adrp {scratch}, 66b",
+                "add {scratch}, {scratch}, :lo12:66b",
+                "str {scratch}, [{area}, 8]",
+                "3: ldr {stack:w}, [{area}, 4]",
+                "cmp {stack:w}, {cpus:w}",
+                "b.hs 6f",
+                "add {stack}, {base}, {stack}, lsl {stride}",
+                "add {scratch}, {stack}, {bound}",
+                "ldar {scratch:w}, [{scratch}]",
+                "ldr {length:w}, [{stack}, {at}]",
+                $($line,)+
+                "str {length:w}, [{stack}, {at}]",
+                "4: b 7f",
+                ".inst 0xd428bc00",
+                "5: b 2b",
+                concat!("6: ", $otherwise),
+                "7:",
+                $($operands)*
+                stack = out(reg) _,
+                area = in(reg) rseq::at($stacks.rseq),
+                cpus = in(reg) $stacks.cpus,
+                base = in(reg) $stacks.base,
+                stride = const STRIDE_LOG2,
+                bound = const $bound,
+                at = const LENGTH,
+                first = const FIRST,
+                options(nostack)
             )
-        };
-    }
-
-    macro_rules! otherwise {
-        ($instruction:literal) => {
-            concat!("b 7f\n", ".inst 0xd428bc00\n", "5: b 2b\n", "6: ", $instruction, "\n", "7:")
         };
     }
 
@@ -574,7 +569,7 @@ mod sequence {
                 "str {scratch:w}, [{to}, {done:w}, uxtw 2]\n",
                 "add {done:w}, {done:w}, 1\n",
                 "cmp {done:w}, {count:w}\n",
-                "b.ne 8b\n",
+                "b.ne 8b",
             )
         };
     }
@@ -582,34 +577,23 @@ mod sequence {
     /// # Safety
     /// As on x86-64.
     #[inline(always)]
-    pub unsafe fn pop(base: usize, cpus: u32, offset: isize) -> u32 {
+    pub unsafe fn pop(stacks: Stacks) -> u32 {
         let number: u64;
         // SAFETY: as on x86-64.
         unsafe {
-            asm!(
-                begin!(),
-                "add {scratch}, {stack}, {floor}",
-                "ldar {scratch:w}, [{scratch}]",
-                "ldr {length:w}, [{stack}, {at}]",
-                "cmp {length:w}, {scratch:w}",
-                "b.ls 6f",
-                "sub {length:w}, {length:w}, 1",
-                "add {scratch}, {stack}, {length}, lsl 2",
-                "ldr {scratch:w}, [{scratch}, {first}]",
-                "str {length:w}, [{stack}, {at}]",
-                "4:",
-                otherwise!("mov {scratch:w}, -1"),
+            sequence!(
+                stacks,
+                FLOOR,
+                [
+                    "cmp {length:w}, {scratch:w}",
+                    "b.ls 6f",
+                    "sub {length:w}, {length:w}, 1",
+                    "add {scratch}, {stack}, {length}, lsl 2",
+                    "ldr {scratch:w}, [{scratch}, {first}]",
+                ],
+                "mov {scratch:w}, -1",
                 scratch = out(reg) number,
-                stack = out(reg) _,
                 length = out(reg) _,
-                area = in(reg) rseq::at(offset),
-                cpus = in(reg) cpus,
-                base = in(reg) base,
-                stride = const STRIDE_LOG2,
-                floor = const FLOOR,
-                at = const LENGTH,
-                first = const FIRST,
-                options(nostack)
             )
         };
         number as u32
@@ -618,35 +602,24 @@ mod sequence {
     /// # Safety
     /// As on x86-64.
     #[inline(always)]
-    pub unsafe fn push(base: usize, cpus: u32, offset: isize, number: u32) -> bool {
-        let done: u32;
+    pub unsafe fn push(stacks: Stacks, number: u32) -> bool {
+        let done: u64;
         // SAFETY: as on x86-64.
         unsafe {
-            asm!(
-                begin!(),
-                "add {scratch}, {stack}, {limit}",
-                "ldar {scratch:w}, [{scratch}]",
-                "ldr {length:w}, [{stack}, {at}]",
-                "cmp {length:w}, {scratch:w}",
-                "b.hs 6f",
-                "add {scratch}, {stack}, {length:x}, lsl 2",
-                "str {number:w}, [{scratch}, {first}]",
-                "add {length:w}, {length:w}, 1",
-                "str {length:w}, [{stack}, {at}]",
-                "4:",
-                otherwise!("mov {length:w}, wzr"),
+            sequence!(
+                stacks,
+                LIMIT,
+                [
+                    "cmp {length:w}, {scratch:w}",
+                    "b.hs 6f",
+                    "add {scratch}, {stack}, {length}, lsl 2",
+                    "str {number:w}, [{scratch}, {first}]",
+                    "add {length:w}, {length:w}, 1",
+                ],
+                "mov {length:w}, wzr",
                 scratch = out(reg) _,
-                stack = out(reg) _,
                 length = out(reg) done,
                 number = in(reg) number,
-                area = in(reg) rseq::at(offset),
-                cpus = in(reg) cpus,
-                base = in(reg) base,
-                stride = const STRIDE_LOG2,
-                limit = const LIMIT,
-                at = const LENGTH,
-                first = const FIRST,
-                options(nostack)
             )
         };
         done != 0
@@ -655,44 +628,33 @@ mod sequence {
     /// # Safety
     /// As on x86-64.
     #[inline]
-    pub unsafe fn pop_many(base: usize, cpus: u32, offset: isize, into: *mut u32, wanted: usize) -> usize {
+    pub unsafe fn pop_many(stacks: Stacks, into: *mut u32, wanted: usize) -> usize {
         let count: usize;
         // SAFETY: as on x86-64.
         unsafe {
-            asm!(
-                begin!(),
-                "add {scratch}, {stack}, {floor}",
-                "ldar {scratch:w}, [{scratch}]",
-                "ldr {length:w}, [{stack}, {at}]",
-                "cmp {length:w}, {scratch:w}",
-                "b.ls 6f",
-                "mov {count:w}, {length:w}",
-                "cmp {count}, {wanted}",
-                "csel {count}, {count}, {wanted}, lo",
-                "cbz {count}, 6f",
-                "sub {length:w}, {length:w}, {count:w}",
-                "add {from}, {stack}, {length}, lsl 2",
-                "add {from}, {from}, {first}",
-                copy!(),
-                "str {length:w}, [{stack}, {at}]",
-                "4:",
-                otherwise!("mov {count}, xzr"),
+            sequence!(
+                stacks,
+                FLOOR,
+                [
+                    "cmp {length:w}, {scratch:w}",
+                    "b.ls 6f",
+                    "mov {count:w}, {length:w}",
+                    "cmp {count}, {wanted}",
+                    "csel {count}, {count}, {wanted}, lo",
+                    "cbz {count}, 6f",
+                    "sub {length:w}, {length:w}, {count:w}",
+                    "add {from}, {stack}, {length}, lsl 2",
+                    "add {from}, {from}, {first}",
+                    copy!(),
+                ],
+                "mov {count}, xzr",
                 scratch = out(reg) _,
-                stack = out(reg) _,
                 length = out(reg) _,
                 from = out(reg) _,
                 done = out(reg) _,
                 count = out(reg) count,
                 to = in(reg) into,
                 wanted = in(reg) wanted,
-                area = in(reg) rseq::at(offset),
-                cpus = in(reg) cpus,
-                base = in(reg) base,
-                stride = const STRIDE_LOG2,
-                floor = const FLOOR,
-                at = const LENGTH,
-                first = const FIRST,
-                options(nostack)
             )
         };
         count
@@ -701,43 +663,32 @@ mod sequence {
     /// # Safety
     /// As on x86-64.
     #[inline]
-    pub unsafe fn push_many(base: usize, cpus: u32, offset: isize, numbers: *const u32, wanted: usize) -> usize {
+    pub unsafe fn push_many(stacks: Stacks, numbers: *const u32, wanted: usize) -> usize {
         let count: usize;
         // SAFETY: as on x86-64.
         unsafe {
-            asm!(
-                begin!(),
-                "add {scratch}, {stack}, {limit}",
-                "ldar {scratch:w}, [{scratch}]",
-                "ldr {length:w}, [{stack}, {at}]",
-                "subs {count:w}, {scratch:w}, {length:w}",
-                "b.ls 6f",
-                "cmp {count}, {wanted}",
-                "csel {count}, {count}, {wanted}, lo",
-                "cbz {count}, 6f",
-                "add {to}, {stack}, {length}, lsl 2",
-                "add {to}, {to}, {first}",
-                "add {length:w}, {length:w}, {count:w}",
-                copy!(),
-                "str {length:w}, [{stack}, {at}]",
-                "4:",
-                otherwise!("mov {count}, xzr"),
+            sequence!(
+                stacks,
+                LIMIT,
+                [
+                    "subs {count:w}, {scratch:w}, {length:w}",
+                    "b.ls 6f",
+                    "cmp {count}, {wanted}",
+                    "csel {count}, {count}, {wanted}, lo",
+                    "cbz {count}, 6f",
+                    "add {to}, {stack}, {length}, lsl 2",
+                    "add {to}, {to}, {first}",
+                    "add {length:w}, {length:w}, {count:w}",
+                    copy!(),
+                ],
+                "mov {count}, xzr",
                 scratch = out(reg) _,
-                stack = out(reg) _,
                 length = out(reg) _,
                 to = out(reg) _,
                 done = out(reg) _,
                 count = out(reg) count,
                 from = in(reg) numbers,
                 wanted = in(reg) wanted,
-                area = in(reg) rseq::at(offset),
-                cpus = in(reg) cpus,
-                base = in(reg) base,
-                stride = const STRIDE_LOG2,
-                limit = const LIMIT,
-                at = const LENGTH,
-                first = const FIRST,
-                options(nostack)
             )
         };
         count
