@@ -309,10 +309,14 @@ impl Area {
     /// Takes an area to give its memory back: one that is free, has memory behind it, and of which nothing was taken since
     /// [`Area::look`]; with `touched`, that doesn't matter.
     pub fn hold(&self, touched: bool) -> bool {
-        let taken = |entry| {
-            self.entry.compare_exchange(entry, BACKED | HELD | ALL, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        };
-        taken(BACKED) || (touched && taken(BACKED | TOUCHED))
+        let entry = self.entry.load(Ordering::Relaxed);
+        (entry == BACKED || (touched && entry == BACKED | TOUCHED))
+            && self.entry.compare_exchange(entry, BACKED | HELD | ALL, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Whether there may be memory behind it.
+    pub fn is_backed(&self) -> bool {
+        self.entry.load(Ordering::Relaxed) & BACKED != 0
     }
 
     /// The memory of an area that is held has gone back: its frames are free and zero.

@@ -7,6 +7,7 @@ use super::Options;
 use super::area::FRAMES;
 use super::policy;
 use super::pool::Pool;
+use super::tree::TREE;
 use crate::crew::{Crew, Employer, Operation, Task, Tick};
 use crate::region::policy::ZeroDemand;
 use crate::region::signals::SignalReader;
@@ -27,6 +28,8 @@ const REST: Duration = Duration::from_secs(3600);
 const JOB: usize = 8;
 /// Fewer dirty frames than this in an area are not worth a piece.
 const PIECE_LEAST: usize = 16;
+/// Areas that are looked at for dirty frames at a time: a fraction of a millisecond.
+const SCAN_MOST: usize = 2048;
 
 pub(super) type FrameCrew = Crew<Keeper>;
 
@@ -43,6 +46,8 @@ pub(super) struct Keeper {
 pub(super) struct Look {
     demand: ZeroDemand,
     zeroed_ns: u64,
+    /// The tree from which on dirty frames are looked for.
+    cursor: usize,
     /// When idle areas and stacks are looked at next.
     decay_ns: u64,
     pressure_ns: u64,
@@ -59,6 +64,7 @@ impl Keeper {
         let look = Look {
             demand: ZeroDemand::default(),
             zeroed_ns: now,
+            cursor: 0,
             decay_ns: now,
             pressure_ns: now,
             signals: SignalReader::new(),
@@ -96,7 +102,8 @@ impl Keeper {
         let mut set_out = false;
         // Whole areas first: they are the largest and the coldest. Areas that CPUs are at only where there is nothing else.
         for (least, busy_too) in [(FRAMES, false), (PIECE_LEAST, false), (PIECE_LEAST, true)] {
-            for area in pool.zones.iter().flat_map(|zone| zone.with_free(pool.tables(), busy_too)) {
+            let areas = pool.zones.iter().flat_map(|zone| zone.with_free(pool.tables(), busy_too, look.cursor));
+            for area in areas.take(SCAN_MOST) {
                 if missing == 0 {
                     break;
                 }
@@ -112,6 +119,8 @@ impl Keeper {
                 }
             }
         }
+        // In a large zone, the next look goes on where this one ended.
+        look.cursor = if missing > 0 { look.cursor.wrapping_add(SCAN_MOST / TREE) } else { 0 };
         if set_out {
             crew.call(0, Operation::Zero);
         }
@@ -144,7 +153,7 @@ impl Keeper {
         for (node, zone) in pool.zones.iter().enumerate() {
             zone.forget_places(pool.tables());
             let mut run = 0..0;
-            for area in zone.with_free(pool.tables(), false) {
+            for area in zone.with_free(pool.tables(), false, 0) {
                 if pool.tables().areas[area].hold(all) {
                     pool.held_areas.fetch_add(1, Ordering::AcqRel);
                     if run.end != area || run.len() == JOB {
@@ -155,7 +164,7 @@ impl Keeper {
                 } else {
                     let area = &pool.tables().areas[area];
                     area.look();
-                    left |= area.counts().backed;
+                    left |= area.is_backed();
                 }
             }
             self.discard(crew, run, node);
@@ -173,13 +182,14 @@ impl Keeper {
 
     /// Gives back everything that is free and returns when it is back, or after a moment if a helper that is at it doesn't run.
     pub fn trim(&self, crew: &FrameCrew) {
-        self.pool.take_zeroing_back();
-        self.pool.drain(|_| true);
-        drop(self.hold());
-        self.give_back(crew, true);
         for _ in 0..1000 {
+            self.pool.moving(|| {
+                self.pool.take_zeroing_back();
+                self.pool.drain(|_| true);
+                self.give_back(crew, true);
+            });
             crew.assist(Operation::Discard, || false);
-            if self.pool.held_areas.load(Ordering::Acquire) == 0 {
+            if self.pool.held_areas.load(Ordering::Acquire) + self.pool.pieces.under_way() == 0 {
                 break;
             }
             std::thread::sleep(Duration::from_micros(100));
@@ -187,10 +197,9 @@ impl Keeper {
     }
 
     /// Whether the machine or the control group is short of memory.
-    fn pressed(&self, look: &mut Look, now: u64) -> bool {
-        let stats = self.pool.stats();
-        let idle = (stats.free * PAGE_SIZE).min(stats.backed * PAGE_SIZE);
-        look.signals.read(idle, now).is_some_and(|signals| signals.pressure())
+    fn pressed(look: &mut Look, now: u64) -> bool {
+        // How much is free doesn't matter: what counts is whether the machine or the group has less left than it should.
+        look.signals.read(PAGE_SIZE, now).is_some_and(|signals| signals.pressure())
     }
 }
 
@@ -250,7 +259,7 @@ impl Keeper {
         let called = pool.attention.swap(false, Ordering::Relaxed);
         if now >= look.pressure_ns {
             look.pressure_ns = now + PRESSURE_PAUSE.as_nanos() as u64;
-            if self.pressed(&mut look, now) {
+            if Self::pressed(&mut look, now) {
                 pool.drain(|_| true);
                 self.give_back(crew, true);
             }

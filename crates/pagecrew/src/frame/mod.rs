@@ -50,8 +50,6 @@ mod pieces;
 mod policy;
 mod pool;
 mod table;
-#[cfg(test)]
-mod tests;
 mod tree;
 mod zone;
 

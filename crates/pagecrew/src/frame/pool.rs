@@ -689,7 +689,7 @@ impl Pool {
 
     /// Whether no area has memory behind it.
     pub fn nothing_backed(&self) -> bool {
-        !self.zones.iter().flat_map(Zone::open).any(|area| self.areas[area].counts().backed)
+        !self.zones.iter().flat_map(Zone::open).any(|area| self.areas[area].is_backed())
     }
 
     /// Sets up to `most` dirty frames of `area` out for a helper to zero. Returns how many.

@@ -161,7 +161,7 @@ impl Zone {
         let open = self.open();
         let (first, count) = (open.start / TREE, trees(open.len()));
         (0..count).flat_map(move |step| {
-            let number = first + (from + step) % count;
+            let number = first + (from % count + step) % count;
             let mut areas = tables.trees[number].candidates(kind, skip);
             std::iter::from_fn(move || {
                 let bit = (areas != 0).then(|| areas.trailing_zeros())?;
@@ -277,9 +277,9 @@ impl Zone {
         self.candidates(tables, Kind::Zeroed, Skip::Nothing, 0)
     }
 
-    /// Open areas with free frames; those that no CPU is at, or all of them.
-    pub fn with_free<'t>(&self, tables: Tables<'t>, busy_too: bool) -> impl Iterator<Item = usize> + 't {
-        self.candidates(tables, Kind::Any, if busy_too { Skip::Nothing } else { Skip::Busy }, 0)
+    /// Open areas with free frames; those that no CPU is at, or all of them; from a tree on.
+    pub fn with_free<'t>(&self, tables: Tables<'t>, busy_too: bool, from: usize) -> impl Iterator<Item = usize> + 't {
+        self.candidates(tables, Kind::Any, if busy_too { Skip::Nothing } else { Skip::Busy }, from)
     }
 }
 
