@@ -45,27 +45,33 @@
 mod area;
 mod background;
 mod error;
+mod fork;
 mod handle;
 mod pieces;
 mod policy;
 mod pool;
+mod runs;
+mod shortage;
+mod stats;
 mod table;
 mod tree;
 mod zone;
 
 pub use error::{BuildError, FreeError, OutOfFrames, Problem};
+pub use fork::FrameForkGuard;
 pub use handle::Frame;
 pub use pool::Places;
+pub use stats::{Stats, ZoneStats};
 
-use crate::crew::{Crew, ForkGuard};
+use crate::crew::Crew;
 use crate::region::Region;
 use crate::sys::topology::Topology;
 use crate::sys::{PAGE_SIZE, sched};
-use background::{FrameCrew, Keeper, Look};
+use background::{FrameCrew, Keeper};
 use pool::Pool;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The highest order of a run within an area: 2 MiB.
@@ -93,68 +99,6 @@ impl Default for Options {
     fn default() -> Options {
         Options { limit: 1 << 30, fixed: false, zero_rate: 4 << 30, decay: Duration::from_secs(10), helpers: None }
     }
-}
-
-/// How many frames there are of which kind, and what was done with them. While others allocate, the figures are of slightly different
-/// moments; otherwise `open` is the sum of `allocated`, `free`, `stacked`, `zeroing` and `giving_back`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Stats {
-    /// Frames that there can be.
-    pub limit: usize,
-    /// Frames of the areas that are open.
-    pub open: usize,
-    /// Frames that the program has.
-    pub allocated: usize,
-    /// Frames that are free in the zones.
-    pub free: usize,
-    /// Of those, the ones that are known to be zero.
-    pub free_zeroed: usize,
-    /// Frames on the CPUs' stacks.
-    pub stacked: usize,
-    /// Of those, the ones for programs that want zeroes.
-    pub stacked_zeroed: usize,
-    /// Frames that helpers are zeroing.
-    pub zeroing: usize,
-    /// Frames that are on their way back to the kernel.
-    pub giving_back: usize,
-    /// Frames of areas that may have memory behind them.
-    pub backed: usize,
-    /// How often a stack was empty and was filled.
-    pub refills: u64,
-    /// How often a stack was full and was relieved.
-    pub flushes: u64,
-    /// How often the stacks of CPUs were emptied from outside.
-    pub drains: u64,
-    /// Frames that an allocation had to zero itself.
-    pub zeroed_by_caller: u64,
-    /// Frames that were zeroed ahead.
-    pub zeroed_ahead: u64,
-    /// Frames whose memory went back to the kernel.
-    pub given_back: u64,
-    /// Attempts to free what was not allocated.
-    pub free_errors: u64,
-    /// Bytes of book-keeping if everything is in use.
-    pub metadata: usize,
-}
-
-/// How many frames of a zone there are of which kind. `open` is the sum of `free`, `giving_back`, and those that programs, stacks and
-/// helpers have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ZoneStats {
-    /// Frames that there can be.
-    pub limit: usize,
-    /// Frames of the areas that are open.
-    pub open: usize,
-    /// Frames that are free in the zone.
-    pub free: usize,
-    /// Of those, the ones that are known to be zero.
-    pub free_zeroed: usize,
-    /// Frames that are on their way back to the kernel.
-    pub giving_back: usize,
-    /// Frames of areas that may have memory behind them.
-    pub backed: usize,
-    /// Areas all of whose frames are free: 2 MiB in a row each.
-    pub free_areas: usize,
 }
 
 /// Page frames. See the module's description.
@@ -345,36 +289,5 @@ impl Frames {
     /// does not run.
     pub fn trim(&self) {
         self.crew.employer().trim(&self.crew);
-    }
-
-    /// Holds the background still for a fork. Call it before, then drop what it returns in the parent and hand it to
-    /// [`FrameForkGuard::in_child`] in the child. The region's own [`Region::before_fork`] comes before it.
-    pub fn before_fork(&self) -> FrameForkGuard<'_> {
-        let look = Some(self.crew.employer().hold());
-        let roster = Some(self.crew.hold_for_fork());
-        FrameForkGuard { frames: self, look, roster }
-    }
-}
-
-/// Holds frames still while the process forks.
-pub struct FrameForkGuard<'f> {
-    frames: &'f Frames,
-    look: Option<MutexGuard<'f, Look>>,
-    roster: Option<ForkGuard<'f>>,
-}
-
-impl FrameForkGuard<'_> {
-    /// Makes the frames of a forked child work: what the program has allocated is allocated, everything else is free.
-    ///
-    /// # Safety
-    /// Called in the child by its only thread.
-    pub unsafe fn in_child(mut self) {
-        (self.look, self.roster) = (None, None);
-        // SAFETY: by the function's own contract.
-        unsafe {
-            self.frames.crew.forget_helpers();
-            self.frames.pool.after_fork();
-        }
-        self.frames.crew.watch();
     }
 }

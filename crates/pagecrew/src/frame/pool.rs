@@ -5,14 +5,14 @@
 //! says whether it is known to be zero: one that came from the zone so and was never handed out. In the zone, a bit says so. A frame
 //! that was handed out is dirty when it comes back.
 
-use super::area::{Area, FRAMES, Kind, Taken, WHOLE, WORD, WORDS};
+use super::Options;
+use super::area::{Area, FRAMES, Kind, Taken, WORD, WORDS};
 use super::error::{BuildError, FreeError, OutOfFrames, Problem};
 use super::pieces::Pieces;
 use super::policy;
 use super::table::Table;
 use super::tree::Tree;
 use super::zone::{self, GIANT_AREAS, Tables, Zone};
-use super::{GIANT_ORDER, Options, Stats, ZoneStats};
 use crate::crew::bell::Bell;
 use crate::crew::look::NextLook;
 use crate::region::Region;
@@ -29,12 +29,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 /// Nobody has the frame, or it is inside a run.
 const FREE: u8 = 0;
 /// The frame is allocated; the first one of a run of order n has this plus n.
-const ALLOCATED: u8 = 1;
+pub(super) const ALLOCATED: u8 = 1;
 
 /// On a stack: the frame is known to be zero.
 pub(super) const ZEROED: u32 = 1 << 31;
@@ -48,9 +47,6 @@ const MOST_FRAMES: usize = 1 << 30;
 const STACK_MOST: usize = 6 * WORD;
 const _: () = assert!(STACK_MOST <= cpu_stack::SLOTS);
 const BATCH_MOST: usize = STACK_MOST / 2;
-
-/// How long an allocation waits for memory that is being zeroed or given back before it says that there is none.
-const LAST_RESORT: Duration = Duration::from_millis(100);
 
 /// What happens too often to be counted by those to whom it happens, and what doesn't.
 #[derive(Default)]
@@ -88,24 +84,24 @@ impl fmt::Display for Places {
 /// See the module.
 pub(super) struct Pool {
     pub stacks: CpuStacks,
-    states: Table<AtomicU8>,
+    pub states: Table<AtomicU8>,
     base: usize,
     frames: u32,
     /// Whether a frame may be another node's than the CPU's.
     several_nodes: bool,
     /// Frames that are known to be zero, for those who ask for such.
     pub zeroed: CpuStacks,
-    areas: Table<Area>,
-    trees: Table<Tree>,
+    pub areas: Table<Area>,
+    pub trees: Table<Tree>,
     pub zones: Vec<Zone>,
     /// The node of each CPU.
-    nodes: Box<[u8]>,
+    pub nodes: Box<[u8]>,
     /// Frames known to be zero that were asked for since the background looked.
     pub zeroes_wanted: AtomicUsize,
     /// Areas that are on their way back to the kernel.
     pub held_areas: AtomicUsize,
     /// Threads that may have free frames in their hands which they are about to put somewhere.
-    moving: AtomicUsize,
+    pub moving: AtomicUsize,
     pub pieces: Pieces,
     /// Whether a stack was filled or relieved since the background looked, and whether it has to be called.
     pub attention: AtomicBool,
@@ -146,6 +142,8 @@ impl Pool {
         let open = if options.fixed { share } else { 0 };
         let cpus = stacks.cpus();
         let zones = (0..nodes).map(|node| Zone::new(node * share, share, open, cpus, tables)).collect();
+        #[cfg(debug_assertions)]
+        let places = Table::new(count * FRAMES)?;
         let bytes = count * HUGE_PAGE_SIZE;
         let align = if count >= GIANT_AREAS { 1 << 30 } else { HUGE_PAGE_SIZE };
         let span = region.allocate_bare(bytes, align)?;
@@ -171,7 +169,7 @@ impl Pool {
             region,
             span,
             #[cfg(debug_assertions)]
-            places: Table::new(count * FRAMES)?,
+            places,
         };
         if pool.several_nodes {
             for (node, zone) in pool.zones.iter().enumerate() {
@@ -203,7 +201,7 @@ impl Pool {
 
     /// The byte of a frame.
     #[inline(always)]
-    fn state(&self, frame: u32) -> &AtomicU8 {
+    pub fn state(&self, frame: u32) -> &AtomicU8 {
         debug_assert!(frame < self.frames);
         // SAFETY: only numbers that came out of a zone, or were compared with the number of frames, come here.
         unsafe { self.states.get_unchecked(frame as usize) }
@@ -212,7 +210,7 @@ impl Pool {
     /// Takes note that a program has `frame` from now on.
     #[cfg_attr(debug_assertions, track_caller)]
     #[inline(always)]
-    fn hand_out(&self, frame: u32) -> u32 {
+    pub fn hand_out(&self, frame: u32) -> u32 {
         self.state(frame).store(ALLOCATED, Ordering::Relaxed);
         #[cfg(debug_assertions)]
         self.places[frame as usize][0].store((&raw const *Location::caller()).cast_mut(), Ordering::Relaxed);
@@ -222,7 +220,7 @@ impl Pool {
     /// Takes note that a program has `frame` no more; `None` if none had it.
     #[cfg_attr(debug_assertions, track_caller)]
     #[inline(always)]
-    fn take_back(&self, frame: u32) -> Option<()> {
+    pub fn take_back(&self, frame: u32) -> Option<()> {
         if frame >= self.frames || self.state(frame).load(Ordering::Relaxed) != ALLOCATED {
             return None;
         }
@@ -235,7 +233,7 @@ impl Pool {
     /// What is wrong with `frame`, which was given back with `order`.
     #[cold]
     #[inline(never)]
-    fn diagnose(&self, frame: u32, order: u32) -> FreeError {
+    pub fn diagnose(&self, frame: u32, order: u32) -> FreeError {
         self.counters.free_errors.add(1);
         let problem = if frame >= self.frames {
             Problem::OutOfRange
@@ -534,139 +532,13 @@ impl Pool {
         &self.zones[area / (self.areas.len() / self.zones.len())]
     }
 
-    /// Allocates `1 << order` frames in a row.
-    #[cfg_attr(debug_assertions, track_caller)]
-    pub fn alloc_order(&self, order: u32, want_zeroes: bool) -> Result<u32, OutOfFrames> {
-        if order == 0 {
-            return if want_zeroes { self.alloc_zeroed() } else { self.alloc() };
-        }
-        if order > WHOLE && order != GIANT_ORDER {
-            return Err(OutOfFrames { order });
-        }
-        let cpu = self.stacks.here();
-        let own = self.nodes[cpu] as usize % self.zones.len();
-        let (first, zeroed) = self.or_last_resort(order, || {
-            (0..self.zones.len()).find_map(|step| {
-                let zone = &self.zones[(own + step) % self.zones.len()];
-                match order {
-                    GIANT_ORDER => zone.take_giant(self.tables()),
-                    _ => zone.take_run(self.tables(), cpu, order),
-                }
-            })
-        })?;
-        if want_zeroes && !zeroed {
-            self.counters.zeroed_by_caller.add(1 << order);
-            let intent = if order < WHOLE { Use::Soon } else { Use::Later };
-            // SAFETY: the frames are this call's.
-            unsafe { zero::zero(self.range_of(first, 1 << order), intent) };
-        }
-        let frame = self.hand_out(first as u32);
-        self.state(frame).store(ALLOCATED + order as u8, Ordering::Relaxed);
-        Ok(frame)
-    }
-
-    /// Frees frames that were allocated with `order`.
-    #[cfg_attr(debug_assertions, track_caller)]
-    pub fn free_order(&self, frame: u32, order: u32) -> Result<(), FreeError> {
-        if order == 0 {
-            return self.free(frame);
-        }
-        let state = u8::try_from(order).ok().and_then(|order| order.checked_add(ALLOCATED));
-        if frame >= self.frames || Some(self.state(frame).load(Ordering::Relaxed)) != state {
-            return Err(self.diagnose(frame, order));
-        }
-        self.state(frame).store(ALLOCATED, Ordering::Relaxed);
-        self.take_back(frame).expect("this thread has it");
-        let first = frame as usize / FRAMES;
-        let areas = if order == GIANT_ORDER { GIANT_AREAS } else { 1 };
-        for area in first..first + areas {
-            self.areas[area].put_run(frame % FRAMES as u32, order.min(WHOLE));
-            self.tables().release(area, 1 << order.min(WHOLE), false);
-        }
-        self.call_background();
-        Ok(())
-    }
-
-    /// Has `work` move free frames about: nobody is told meanwhile that there are none.
-    pub fn moving<T>(&self, work: impl FnOnce() -> T) -> T {
-        self.moving.fetch_add(1, Ordering::AcqRel);
-        let result = work();
-        self.moving.fetch_sub(1, Ordering::AcqRel);
-        result
-    }
-
-    /// Tries, and while there is nothing, has frames come back from wherever they are free but can't be had.
-    fn or_last_resort<T>(&self, order: u32, mut attempt: impl FnMut() -> Option<T>) -> Result<T, OutOfFrames> {
-        if let Some(found) = attempt() {
-            return Ok(found);
-        }
-        for _ in 0..LAST_RESORT.as_millis() {
-            let drained = self.drain(|_| true);
-            let taken_back = self.take_zeroing_back();
-            if let Some(found) = attempt() {
-                return Ok(found);
-            }
-            if drained + taken_back == 0 {
-                let moving = self.moving.load(Ordering::Acquire);
-                if moving + self.held_areas.load(Ordering::Acquire) + self.pieces.under_way() == 0 {
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
-        attempt().ok_or(OutOfFrames { order })
-    }
-
-    /// Empties the stacks of the CPUs that `wanted` names into the zones. Returns the number of frames.
-    pub fn drain(&self, wanted: impl Fn(usize) -> bool) -> usize {
-        let give = |slots: &[u32]| self.give(slots);
-        let zeroed = |slots: &[u32]| {
-            // All of this stack are zero, whether they say so or not.
-            slots.chunks(64).for_each(|some| {
-                let mut flagged = [0; 64];
-                flagged.iter_mut().zip(some).for_each(|(flagged, slot)| *flagged = slot | ZEROED);
-                self.give(&flagged[..some.len()]);
-            })
-        };
-        let count = self.stacks.drain(&wanted, give) + self.zeroed.drain(&wanted, zeroed);
-        if count > 0 {
-            self.counters.drains.add(1);
-        }
-        count
-    }
-
-    /// Takes what is being zeroed ahead away from whoever is at it. Returns the number of frames.
-    pub fn take_zeroing_back(&self) -> usize {
-        self.pieces.revoke_all();
-        self.take_in_pieces()
-    }
-
-    /// Takes in what helpers have let go of. Returns the number of frames.
-    pub fn take_in_pieces(&self) -> usize {
-        self.pieces.take_in(|area, masks, whole| {
-            let mut count = 0;
-            for (word, &mask) in masks.iter().enumerate().filter(|(_, mask)| **mask != 0) {
-                if whole {
-                    self.areas[area].clean(word, mask);
-                }
-                self.areas[area].put(Taken { word, mask, zeroed: if whole { mask } else { 0 } });
-                count += mask.count_ones();
-            }
-            self.tables().release(area, count, whole);
-            if whole {
-                self.counters.zeroed_ahead.add(count.into());
-            }
-            count as usize
-        })
-    }
-
     /// Has the background listen to `bell`.
     pub fn connect(&self, bell: Arc<Bell>) {
         let _ = self.bell.set(bell);
     }
 
     /// Has the background look soon. May be called in a signal handler.
-    fn call_background(&self) {
+    pub fn call_background(&self) {
         if !self.attention.swap(true, Ordering::Relaxed)
             && self.next_look.rests()
             && let Some(bell) = self.bell.get()
@@ -695,89 +567,6 @@ impl Pool {
     /// Sets up to `most` dirty frames of `area` out for a helper to zero. Returns how many.
     pub fn set_out(&self, area: usize, most: u32) -> usize {
         self.pieces.set_out(area, self.tables(), self.range_of(area * FRAMES, FRAMES), most)
-    }
-
-    /// Bytes of book-keeping when everything is in use.
-    pub fn metadata(&self) -> usize {
-        self.states.size() + self.areas.size() + self.trees.size() + self.stacks.size() + self.zeroed.size()
-    }
-
-    pub fn zone_stats(&self, zone: usize) -> ZoneStats {
-        let zone = &self.zones[zone];
-        let mut stats = ZoneStats { limit: zone.frames().len(), ..ZoneStats::default() };
-        for area in zone.open() {
-            let counts = self.areas[area].counts();
-            stats.open += FRAMES;
-            stats.free += counts.free;
-            stats.free_zeroed += counts.zeroed;
-            stats.backed += if counts.backed { FRAMES } else { 0 };
-            stats.giving_back += if counts.held { FRAMES } else { 0 };
-            stats.free_areas += (counts.free == FRAMES) as usize;
-        }
-        stats
-    }
-
-    pub fn stats(&self) -> Stats {
-        let mut stats = Stats { limit: self.frames as usize, ..Stats::default() };
-        for zone in (0..self.zones.len()).map(|zone| self.zone_stats(zone)) {
-            stats.open += zone.open;
-            stats.free += zone.free;
-            stats.free_zeroed += zone.free_zeroed;
-            stats.backed += zone.backed;
-            stats.giving_back += zone.giving_back;
-        }
-        stats.stacked = self.stacks.total() + self.zeroed.total();
-        stats.stacked_zeroed = self.zeroed.total();
-        stats.zeroing = self.pieces.under_way();
-        stats.allocated = stats.open.saturating_sub(stats.free + stats.stacked + stats.zeroing + stats.giving_back);
-        let counters = &self.counters;
-        stats.refills = counters.refills.get();
-        stats.flushes = counters.flushes.get();
-        stats.drains = counters.drains.get();
-        stats.zeroed_by_caller = counters.zeroed_by_caller.get();
-        stats.zeroed_ahead = counters.zeroed_ahead.get();
-        stats.given_back = counters.given_back.get();
-        stats.free_errors = counters.free_errors.get();
-        stats
-    }
-
-    /// In a forked child: makes every frame free that no program has. Threads of the parent may have had frames in their hands or been
-    /// in the middle of anything; what the program has is in the bytes.
-    ///
-    /// # Safety
-    /// Called by the child's only thread.
-    pub unsafe fn after_fork(&self) {
-        // SAFETY: by the function's own contract.
-        unsafe {
-            self.stacks.after_fork();
-            self.zeroed.after_fork();
-        }
-        self.pieces.reset();
-        self.next_look.reset();
-        self.held_areas.store(0, Ordering::Relaxed);
-        self.moving.store(0, Ordering::Relaxed);
-        for zone in &self.zones {
-            zone.forget_places(self.tables());
-            let mut giant = 0;
-            for area in zone.open() {
-                let states = &self.states[area * FRAMES..(area + 1) * FRAMES];
-                let order_at =
-                    |frame: usize| states[frame].load(Ordering::Relaxed).checked_sub(ALLOCATED).map(u32::from);
-                match order_at(0) {
-                    Some(GIANT_ORDER) => giant = GIANT_AREAS,
-                    Some(WHOLE) => giant = 1,
-                    _ => {}
-                }
-                let mut used = [0u64; WORDS];
-                for frame in (0..FRAMES).filter(|_| giant == 0) {
-                    let run = order_at(frame).map_or(0, |order| 1usize << order);
-                    (frame..frame + run).for_each(|frame| used[frame / WORD] |= 1 << (frame % WORD));
-                }
-                self.areas[area].rebuild((giant == 0).then_some(used));
-                self.tables().rebuilt(area);
-                giant = giant.saturating_sub(1);
-            }
-        }
     }
 }
 
