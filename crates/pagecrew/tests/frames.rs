@@ -422,7 +422,11 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 20 } else { 150 }))]
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(debug_assertions) { 20 } else { 150 },
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
     #[test]
     fn behaves_as_a_set_of_frames(steps in prop::collection::vec(step(), 1..300), mib in 1usize..24) {
         let frames = small(mib);

@@ -24,8 +24,9 @@
 //! **Memory.** Areas are opened one by one as they are needed. An area of which nothing was used for the decay time goes back to the kernel;
 //! under memory pressure, all free areas do. The stacks of CPUs that do nothing are emptied.
 //!
-//! **Threads and signals.** Everything but building, dropping and forking may be called in a signal handler, at any instant: there is no
-//! lock that the interrupted thread could hold. When memory is short, an allocation may wait for up to 100 ms.
+//! **Threads and signals.** Frames may be allocated and freed in a signal handler, in any manner and at any instant: there is no lock that
+//! the interrupted thread could hold. When memory is short, an allocation may wait for up to 100 ms. Building, dropping, forking,
+//! [`Frames::stats`] and [`Frames::trim`] are for ordinary code.
 //!
 //! ```
 //! use pagecrew::frame::{Frames, Options};
@@ -262,8 +263,9 @@ impl Frames {
         u32::try_from(frame).ok().filter(|&frame| frame < self.pool.frames())
     }
 
-    /// The counters.
+    /// The counters. The background is held still meanwhile.
     pub fn stats(&self) -> Stats {
+        let _still = self.crew.employer().hold();
         Stats { metadata: self.pool.metadata(), ..self.pool.stats() }
     }
 

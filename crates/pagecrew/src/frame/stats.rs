@@ -3,7 +3,7 @@
 use super::area::FRAMES;
 use super::pool::Pool;
 
-/// How many frames there are of which kind, and what was done with them. While others allocate, the figures are of slightly different
+/// How many frames there are of which kind, and what was done with them. While other threads allocate, the figures are of slightly different
 /// moments; otherwise `open` is the sum of `allocated`, `free`, `stacked`, `zeroing` and `giving_back`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
