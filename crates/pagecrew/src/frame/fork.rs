@@ -11,8 +11,9 @@ use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
 impl Frames {
-    /// Holds the background still for a fork. Until what this returns is dropped, frames may only be allocated and freed. Call it before, then drop what it returns in the parent and hand it to
-    /// [`FrameForkGuard::in_child`] in the child. The region's own [before_fork](crate::region::Region::before_fork) comes before it.
+    /// Holds the background still for a fork. Call it before, then drop what it returns in the parent and hand it to
+    /// [`FrameForkGuard::in_child`] in the child; until then, frames may only be allocated and freed. The region's own
+    /// [before_fork](crate::region::Region::before_fork) comes before it.
     pub fn before_fork(&self) -> FrameForkGuard<'_> {
         let look = Some(self.crew.employer().hold());
         let roster = Some(self.crew.hold_for_fork());
