@@ -9,7 +9,7 @@ use pagecrew::sys::sched::{self, CpuSet};
 use pagecrew::sys::topology::Topology;
 use pagecrew::sys::{HUGE_PAGE_SIZE, PAGE_SIZE, pagemap};
 use proptest::prelude::*;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -279,6 +279,34 @@ fn an_idle_pool_gives_its_memory_back_by_itself() {
     let stats = adds_up(&frames);
     assert_eq!((stats.allocated, stats.stacked, stats.backed), (0, 0, 0), "{stats:?}");
     assert!(stats.given_back >= 10_000);
+}
+
+/// Nanoseconds that each watcher of this process has run.
+fn watchers() -> HashMap<String, u64> {
+    let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
+    let watching = tasks.filter(|task| read(task.join("comm")) == "pagecrew/watch\n");
+    let ran = |task: &std::path::Path| read(task.join("schedstat")).split(' ').next()?.parse().ok();
+    watching.filter_map(|task| Some((task.display().to_string(), ran(&task)?))).collect()
+}
+
+#[test]
+fn a_watcher_rests_even_if_memory_is_to_go_back_at_once() {
+    let frames = frames(Options { limit: 64 * MIB, decay: Duration::ZERO, ..Options::default() });
+    let keep = frames.alloc().unwrap();
+    let gone = frames.alloc_order(9).unwrap();
+    word(&frames, gone).store(1, Ordering::Relaxed);
+    // SAFETY: nothing of it is used any more.
+    unsafe { frames.free_order(gone, 9) }.unwrap();
+    assert!(within(Duration::from_secs(20), || backed(&frames) == 0));
+    let (before, begin) = (watchers(), Instant::now());
+    std::thread::sleep(Duration::from_millis(500));
+    let (after, passed) = (watchers(), begin.elapsed().as_nanos() as u64);
+    for (watcher, ran) in after {
+        let ran = ran - before.get(&watcher).copied().unwrap_or(0).min(ran);
+        assert!(ran < passed * 15 / 100, "{watcher} ran {ran} of {passed} ns");
+    }
+    free(&frames, keep);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Between two looks while zeroes are in demand.
+/// Between two looks while zeroes are in demand, and the least there is between two looks.
 const ZEROING_PAUSE: Duration = Duration::from_millis(5);
 /// Between two looks at whether memory is short, while there is something to give back.
 const PRESSURE_PAUSE: Duration = Duration::from_millis(250);
@@ -72,7 +72,9 @@ impl Keeper {
             lengths: vec![(0, 0); pool.stacks.cpus()],
         };
         let stats = StatsPage::new()?;
-        Ok(Keeper { pool, stats, zero_rate: options.zero_rate, decay: options.decay, look: Mutex::new(look) })
+        // What is to go back at once goes back at the next look.
+        let decay = options.decay.max(2 * ZEROING_PAUSE);
+        Ok(Keeper { pool, stats, zero_rate: options.zero_rate, decay, look: Mutex::new(look) })
     }
 
     /// Keeps the watcher from looking.

@@ -63,7 +63,7 @@ impl std::error::Error for FreeError {}
 /// Why there are no frames at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BuildError {
-    /// A limit of zero, or of more than 2^30 frames a node.
+    /// A limit of zero, or of more than 2^30 frames.
     Limit(usize),
     /// The region has no room for the frames.
     Region(AllocateError),

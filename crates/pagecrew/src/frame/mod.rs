@@ -164,11 +164,11 @@ impl Frames {
     /// Gives a frame back.
     ///
     /// # Safety
-    /// Nobody uses its memory any more.
+    /// Nobody uses its memory any more, and no other thread frees it at the same time: of two that do, neither may be told, and the frame
+    /// may be handed out twice.
     ///
     /// # Errors
-    /// [`FreeError`] if nobody has a frame of this number, or not as a single frame. When two threads free the same frame at the same
-    /// instant, both may be told that it went well; it is free once all the same, and counted in [`Stats::free_errors`].
+    /// [`FreeError`] if nobody has a frame of this number, or not as a single frame.
     #[cfg_attr(debug_assertions, track_caller)]
     #[inline(always)]
     pub unsafe fn free(&self, frame: u32) -> Result<(), FreeError> {
@@ -186,7 +186,7 @@ impl Frames {
     /// Gives frames back.
     ///
     /// # Safety
-    /// Nobody uses their memory any more.
+    /// As [`Frames::free`].
     ///
     /// # Errors
     /// As [`Frames::free`], for the first that could not be freed. All others are free.
@@ -218,7 +218,7 @@ impl Frames {
     /// Gives frames back that were allocated together.
     ///
     /// # Safety
-    /// Nobody uses their memory any more.
+    /// As [`Frames::free`].
     ///
     /// # Errors
     /// [`FreeError`] if `frame` is not the first of a run that was allocated with this order.

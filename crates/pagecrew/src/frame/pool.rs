@@ -11,7 +11,7 @@ use super::error::{BuildError, FreeError, OutOfFrames, Problem};
 use super::pieces::Pieces;
 use super::policy;
 use super::table::Table;
-use super::tree::Tree;
+use super::tree::{TREE, Tree};
 use super::zone::{self, GIANT_AREAS, Tables, Zone};
 use crate::crew::bell::Bell;
 use crate::crew::look::NextLook;
@@ -42,8 +42,8 @@ const NUMBER: u32 = ZEROED - 1;
 /// The most frames: their numbers leave room for the flag, and for [`NONE`].
 const MOST_FRAMES: usize = 1 << 30;
 
-/// The most frames that a stack takes, and of which the half comes from a zone at a time: whole words, so that a thread that hands
-/// frames on by the word and another that frees them don't write to the same line of bytes at a time.
+/// The most frames that a stack takes, and of which the half comes from a zone at a time: whole words, since
+/// a zone gives those out with one operation each.
 const STACK_MOST: usize = 6 * WORD;
 const _: () = assert!(STACK_MOST <= cpu_stack::SLOTS);
 const BATCH_MOST: usize = STACK_MOST / 2;
@@ -129,7 +129,7 @@ impl Pool {
         let wanted = options.limit.div_ceil(HUGE_PAGE_SIZE);
         // Each node has the same share, in whole trees where there are several.
         let share = wanted.div_ceil(nodes);
-        let share = if nodes > 1 { share.next_multiple_of(32) } else { share };
+        let share = if nodes > 1 { share.next_multiple_of(TREE) } else { share };
         let count = share * nodes;
         if wanted == 0 || count * FRAMES > MOST_FRAMES {
             return Err(BuildError::Limit(options.limit));
@@ -432,12 +432,13 @@ impl Pool {
             return Ok(slot);
         }
         self.zeroes_wanted.fetch_add(1, Ordering::Relaxed);
-        self.call_background();
         let slot = self.stacks.pop();
         // What was opened just now is zero, too.
         let slot = if slot == NONE { self.refill()? } else { slot };
-        // Helpers can zero what is in the zones, and not what waits on a stack.
-        self.relieve(cpu);
+        if self.call_background() {
+            // Helpers can zero what is in the zones, and not what waits on a stack.
+            self.relieve(cpu);
+        }
         if slot & ZEROED == 0 {
             self.counters.zeroed_by_caller.add(1);
             // SAFETY: the frame is this call's.
@@ -466,7 +467,7 @@ impl Pool {
         self.call_background();
     }
 
-    /// Gives half of what the CPU's stack takes back to the zones, if there is as much.
+    /// Gives up to half of what the CPU's stack takes back to the zones.
     fn relieve(&self, cpu: usize) {
         self.counters.flushes.add(1);
         let mut batch = [0; BATCH_MOST];
@@ -511,7 +512,7 @@ impl Pool {
                 }
                 let free_before = self.areas[area].put(Taken { word: word % WORDS, mask, zeroed });
                 if free_before != 0 {
-                    // Two threads gave it back at the same instant, and neither saw the other.
+                    // Two threads have freed it at the same instant, which neither could see.
                     self.counters.free_errors.add(free_before.count_ones().into());
                 }
                 count += (mask & !free_before).count_ones();
@@ -537,14 +538,16 @@ impl Pool {
         let _ = self.bell.set(bell);
     }
 
-    /// Has the background look soon. May be called in a signal handler.
-    pub fn call_background(&self) {
-        if !self.attention.swap(true, Ordering::Relaxed)
+    /// Has the background look soon. May be called in a signal handler. Returns whether nobody had since its last look.
+    pub fn call_background(&self) -> bool {
+        let first = !self.attention.load(Ordering::Relaxed) && !self.attention.swap(true, Ordering::Relaxed);
+        if first
             && self.next_look.rests()
             && let Some(bell) = self.bell.get()
         {
             bell.ring(1);
         }
+        first
     }
 
     /// Frames in the zones that are known to be zero, counted up to `enough`.

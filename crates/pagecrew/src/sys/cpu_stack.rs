@@ -321,16 +321,65 @@ struct Stacks {
 /// an open one is at most the number of its slots. Between the first and the last instruction no other thread writes to an open stack
 /// of this CPU, by the protocol of the module. Whatever a sequence writes before it commits is nobody's, so it may begin anew as often
 /// as it likes.
-#[cfg(target_arch = "x86_64")]
 mod sequence {
-    use super::{FIRST, FLOOR, LENGTH, LIMIT, STRIDE_LOG2, Stacks};
-    use std::arch::asm;
+    use super::arch::{copy, copying, pop, pop_many, push, push_many, sequence};
+    use super::{FLOOR, LIMIT, Stacks};
 
-    /// A sequence: its `$lines` find the bound `$bound` of the CPU's stack in `{scratch}` and its length in `{length}`; `$otherwise` is done
-    /// where they jump to label 6.
+    /// # Safety
+    /// The stacks are mapped, and `rseq` is the distance of the thread's registered area from its thread pointer.
+    #[inline(always)]
+    pub unsafe fn pop(stacks: Stacks) -> u32 {
+        let number: u64;
+        // SAFETY: by the function's own contract, and as the module says.
+        unsafe { sequence!(stacks, FLOOR, pop, scratch = out(reg) number, length = out(reg) _,) };
+        number as u32
+    }
+
+    /// # Safety
+    /// As [`pop`].
+    #[inline(always)]
+    pub unsafe fn push(stacks: Stacks, number: u32) -> bool {
+        // Not 0 where it was pushed, 0 otherwise.
+        let done: u64;
+        // SAFETY: by the function's own contract, and as the module says.
+        unsafe {
+            sequence!(stacks, LIMIT, push, scratch = out(reg) _, length = out(reg) done, number = in(reg) number,)
+        };
+        done != 0
+    }
+
+    /// # Safety
+    /// As [`pop`]; `into` has room for `wanted` numbers.
+    #[inline]
+    pub unsafe fn pop_many(stacks: Stacks, into: *mut u32, wanted: usize) -> usize {
+        let count: usize;
+        // SAFETY: by the function's own contract, and as the module says.
+        unsafe {
+            copying!(stacks, FLOOR, pop_many, count = out(reg) count, wanted = in(reg) wanted, from = out(reg) _, to = in(reg) into,)
+        };
+        count
+    }
+
+    /// # Safety
+    /// As [`pop`]; `numbers` has `wanted` of them.
+    #[inline]
+    pub unsafe fn push_many(stacks: Stacks, numbers: *const u32, wanted: usize) -> usize {
+        let count: usize;
+        // SAFETY: by the function's own contract, and as the module says.
+        unsafe {
+            copying!(stacks, LIMIT, push_many, count = out(reg) count, wanted = in(reg) wanted, from = in(reg) numbers, to = out(reg) _,)
+        };
+        count
+    }
+}
+
+/// What the sequences are on x86-64. Each operation finds its bound in `{scratch}` and the length in `{length}`, leaves the new length
+/// there, and says what is done where it jumps to label 6.
+#[cfg(target_arch = "x86_64")]
+mod arch {
     macro_rules! sequence {
-        ($stacks:expr, $bound:expr, [$($line:expr),+ $(,)?], $otherwise:literal, $($operands:tt)*) => {
-            asm!(
+        ($stacks:expr, $bound:expr, $operation:ident, $($operands:tt)*) => {
+            std::arch::asm!(
                 ".pushsection __rseq_cs,\"aw\",@progbits",
                 ".balign 32",
                 "66: .long 0, 0",
@@ -349,11 +398,11 @@ mod sequence {
                 "add {stack}, {base}",
                 "mov {scratch:e}, [{stack} + {bound}]",
                 "mov {length:e}, [{stack} + {at}]",
-                $($line,)+
+                $operation!(whole),
                 "mov [{stack} + {at}], {length:e}",
                 "4:",
                 ".pushsection .text.unlikely,\"ax\",@progbits",
-                concat!("6: ", $otherwise),
+                $operation!(none),
                 "jmp 7f",
                 ".popsection",
                 "7:",
@@ -362,12 +411,91 @@ mod sequence {
                 rseq = in(reg) $stacks.rseq,
                 cpus = in(reg) $stacks.cpus,
                 base = in(reg) $stacks.base,
-                stride = const STRIDE_LOG2,
+                stride = const super::STRIDE_LOG2,
                 bound = const $bound,
-                at = const LENGTH,
-                first = const FIRST,
+                at = const super::LENGTH,
+                first = const super::FIRST,
                 options(nostack)
             )
+        };
+    }
+
+    macro_rules! copying {
+        ($stacks:expr, $bound:expr, $operation:ident, $($operands:tt)*) => {
+            sequence!(
+                $stacks,
+                $bound,
+                $operation,
+                $($operands)*
+                scratch = out(reg) _,
+                length = out(reg) _,
+                done = out(reg) _,
+                four = out(xmm_reg) _,
+            )
+        };
+    }
+
+    macro_rules! pop {
+        (whole) => {
+            concat!(
+                "cmp {length:e}, {scratch:e}\n",
+                "jbe 6f\n",
+                "mov {scratch:e}, [{stack} + 4*{length} + {first} - 4]\n",
+                "dec {length:e}",
+            )
+        };
+        (none) => {
+            "6: mov {scratch:e}, -1"
+        };
+    }
+
+    macro_rules! push {
+        (whole) => {
+            concat!(
+                "cmp {length:e}, {scratch:e}\n",
+                "jae 6f\n",
+                "mov [{stack} + 4*{length:r} + {first}], {number:e}\n",
+                "inc {length:e}",
+            )
+        };
+        (none) => {
+            "6: xor {length:e}, {length:e}"
+        };
+    }
+
+    macro_rules! pop_many {
+        (whole) => {
+            concat!(
+                "cmp {length:e}, {scratch:e}\n",
+                "jbe 6f\n",
+                "mov {count:e}, {length:e}\n",
+                "cmp {count}, {wanted}\n",
+                "cmova {count}, {wanted}\n",
+                "sub {length:e}, {count:e}\n",
+                "lea {from}, [{stack} + 4*{length} + {first}]\n",
+                copy!(),
+            )
+        };
+        (none) => {
+            "6: xor {count:e}, {count:e}"
+        };
+    }
+
+    macro_rules! push_many {
+        (whole) => {
+            concat!(
+                "mov {count:e}, {scratch:e}\n",
+                "sub {count:e}, {length:e}\n",
+                "jbe 6f\n",
+                "cmp {count}, {wanted}\n",
+                "cmova {count}, {wanted}\n",
+                "lea {to}, [{stack} + 4*{length} + {first}]\n",
+                "add {length:e}, {count:e}\n",
+                copy!(),
+            )
+        };
+        (none) => {
+            "6: xor {count:e}, {count:e}"
         };
     }
 
@@ -396,135 +524,15 @@ mod sequence {
         };
     }
 
-    /// # Safety
-    /// The stacks are mapped, and `rseq` is the distance of the thread's registered area from its thread pointer.
-    #[inline(always)]
-    pub unsafe fn pop(stacks: Stacks) -> u32 {
-        let number: u64;
-        // SAFETY: by the function's own contract, and as the module says.
-        unsafe {
-            sequence!(
-                stacks,
-                FLOOR,
-                [
-                    "cmp {length:e}, {scratch:e}",
-                    "jbe 6f",
-                    "mov {scratch:e}, [{stack} + 4*{length} + {first} - 4]",
-                    "dec {length:e}",
-                ],
-                "mov {scratch:e}, -1",
-                scratch = out(reg) number,
-                length = out(reg) _,
-            )
-        };
-        number as u32
-    }
-
-    /// # Safety
-    /// As [`pop`].
-    #[inline(always)]
-    pub unsafe fn push(stacks: Stacks, number: u32) -> bool {
-        let done: u64;
-        // SAFETY: by the function's own contract, and as the module says.
-        unsafe {
-            sequence!(
-                stacks,
-                LIMIT,
-                [
-                    "cmp {length:e}, {scratch:e}",
-                    "jae 6f",
-                    "mov [{stack} + 4*{length} + {first}], {number:e}",
-                    "inc {length:e}",
-                ],
-                "xor {length:e}, {length:e}",
-                scratch = out(reg) _,
-                // Not 0 where it was pushed, 0 otherwise.
-                length = out(reg) done,
-                number = in(reg) number,
-            )
-        };
-        done != 0
-    }
-
-    /// # Safety
-    /// As [`pop`]; `into` has room for `wanted` numbers.
-    #[inline]
-    pub unsafe fn pop_many(stacks: Stacks, into: *mut u32, wanted: usize) -> usize {
-        let count: usize;
-        // SAFETY: by the function's own contract, and as the module says.
-        unsafe {
-            sequence!(
-                stacks,
-                FLOOR,
-                [
-                    "cmp {length:e}, {scratch:e}",
-                    "jbe 6f",
-                    "mov {count:e}, {length:e}",
-                    "cmp {count}, {wanted}",
-                    "cmova {count}, {wanted}",
-                    "sub {length:e}, {count:e}",
-                    "lea {from}, [{stack} + 4*{length} + {first}]",
-                    copy!(),
-                ],
-                "xor {count:e}, {count:e}",
-                scratch = out(reg) _,
-                length = out(reg) _,
-                from = out(reg) _,
-                done = out(reg) _,
-                four = out(xmm_reg) _,
-                count = out(reg) count,
-                to = in(reg) into,
-                wanted = in(reg) wanted,
-            )
-        };
-        count
-    }
-
-    /// # Safety
-    /// As [`pop`]; `numbers` has `wanted` of them.
-    #[inline]
-    pub unsafe fn push_many(stacks: Stacks, numbers: *const u32, wanted: usize) -> usize {
-        let count: usize;
-        // SAFETY: by the function's own contract, and as the module says.
-        unsafe {
-            sequence!(
-                stacks,
-                LIMIT,
-                [
-                    "mov {count:e}, {scratch:e}",
-                    "sub {count:e}, {length:e}",
-                    "jbe 6f",
-                    "cmp {count}, {wanted}",
-                    "cmova {count}, {wanted}",
-                    "lea {to}, [{stack} + 4*{length} + {first}]",
-                    "add {length:e}, {count:e}",
-                    copy!(),
-                ],
-                "xor {count:e}, {count:e}",
-                scratch = out(reg) _,
-                length = out(reg) _,
-                to = out(reg) _,
-                done = out(reg) _,
-                four = out(xmm_reg) _,
-                count = out(reg) count,
-                from = in(reg) numbers,
-                wanted = in(reg) wanted,
-            )
-        };
-        count
-    }
+    pub(super) use {copy, copying, pop, pop_many, push, push_many, sequence};
 }
 
 /// As on x86-64. The bound is read with acquire ordering, so that the length is no older than it.
 #[cfg(target_arch = "aarch64")]
-mod sequence {
-    use super::{FIRST, FLOOR, LENGTH, LIMIT, STRIDE_LOG2, Stacks};
-    use crate::sys::rseq;
-    use std::arch::asm;
-
+mod arch {
     macro_rules! sequence {
-        ($stacks:expr, $bound:expr, [$($line:expr),+ $(,)?], $otherwise:literal, $($operands:tt)*) => {
-            asm!(
+        ($stacks:expr, $bound:expr, $operation:ident, $($operands:tt)*) => {
+            std::arch::asm!(
                 ".pushsection __rseq_cs,\"aw\",@progbits",
                 ".balign 32",
                 "66: .long 0, 0",
@@ -540,24 +548,107 @@ mod sequence {
                 "add {scratch}, {stack}, {bound}",
                 "ldar {scratch:w}, [{scratch}]",
                 "ldr {length:w}, [{stack}, {at}]",
-                $($line,)+
+                $operation!(whole),
                 "str {length:w}, [{stack}, {at}]",
                 "4: b 7f",
                 ".inst 0xd428bc00",
                 "5: b 2b",
-                concat!("6: ", $otherwise),
+                $operation!(none),
                 "7:",
                 $($operands)*
                 stack = out(reg) _,
-                area = in(reg) rseq::at($stacks.rseq),
+                area = in(reg) crate::sys::rseq::at($stacks.rseq),
                 cpus = in(reg) $stacks.cpus,
                 base = in(reg) $stacks.base,
-                stride = const STRIDE_LOG2,
+                stride = const super::STRIDE_LOG2,
                 bound = const $bound,
-                at = const LENGTH,
-                first = const FIRST,
+                at = const super::LENGTH,
+                first = const super::FIRST,
                 options(nostack)
             )
+        };
+    }
+
+    macro_rules! copying {
+        ($stacks:expr, $bound:expr, $operation:ident, $($operands:tt)*) => {
+            sequence!(
+                $stacks,
+                $bound,
+                $operation,
+                $($operands)*
+                scratch = out(reg) _,
+                length = out(reg) _,
+                done = out(reg) _,
+            )
+        };
+    }
+
+    macro_rules! pop {
+        (whole) => {
+            concat!(
+                "cmp {length:w}, {scratch:w}\n",
+                "b.ls 6f\n",
+                "sub {length:w}, {length:w}, 1\n",
+                "add {scratch}, {stack}, {length}, lsl 2\n",
+                "ldr {scratch:w}, [{scratch}, {first}]",
+            )
+        };
+        (none) => {
+            "6: mov {scratch:w}, -1"
+        };
+    }
+
+    macro_rules! push {
+        (whole) => {
+            concat!(
+                "cmp {length:w}, {scratch:w}\n",
+                "b.hs 6f\n",
+                "add {scratch}, {stack}, {length}, lsl 2\n",
+                "str {number:w}, [{scratch}, {first}]\n",
+                "add {length:w}, {length:w}, 1",
+            )
+        };
+        (none) => {
+            "6: mov {length:w}, wzr"
+        };
+    }
+
+    macro_rules! pop_many {
+        (whole) => {
+            concat!(
+                "cmp {length:w}, {scratch:w}\n",
+                "b.ls 6f\n",
+                "mov {count:w}, {length:w}\n",
+                "cmp {count}, {wanted}\n",
+                "csel {count}, {count}, {wanted}, lo\n",
+                "cbz {count}, 6f\n",
+                "sub {length:w}, {length:w}, {count:w}\n",
+                "add {from}, {stack}, {length}, lsl 2\n",
+                "add {from}, {from}, {first}\n",
+                copy!(),
+            )
+        };
+        (none) => {
+            "6: mov {count}, xzr"
+        };
+    }
+
+    macro_rules! push_many {
+        (whole) => {
+            concat!(
+                "subs {count:w}, {scratch:w}, {length:w}\n",
+                "b.ls 6f\n",
+                "cmp {count}, {wanted}\n",
+                "csel {count}, {count}, {wanted}, lo\n",
+                "cbz {count}, 6f\n",
+                "add {to}, {stack}, {length}, lsl 2\n",
+                "add {to}, {to}, {first}\n",
+                "add {length:w}, {length:w}, {count:w}\n",
+                copy!(),
+            )
+        };
+        (none) => {
+            "6: mov {count}, xzr"
         };
     }
 
@@ -574,125 +665,7 @@ mod sequence {
         };
     }
 
-    /// # Safety
-    /// As on x86-64.
-    #[inline(always)]
-    pub unsafe fn pop(stacks: Stacks) -> u32 {
-        let number: u64;
-        // SAFETY: as on x86-64.
-        unsafe {
-            sequence!(
-                stacks,
-                FLOOR,
-                [
-                    "cmp {length:w}, {scratch:w}",
-                    "b.ls 6f",
-                    "sub {length:w}, {length:w}, 1",
-                    "add {scratch}, {stack}, {length}, lsl 2",
-                    "ldr {scratch:w}, [{scratch}, {first}]",
-                ],
-                "mov {scratch:w}, -1",
-                scratch = out(reg) number,
-                length = out(reg) _,
-            )
-        };
-        number as u32
-    }
-
-    /// # Safety
-    /// As on x86-64.
-    #[inline(always)]
-    pub unsafe fn push(stacks: Stacks, number: u32) -> bool {
-        let done: u64;
-        // SAFETY: as on x86-64.
-        unsafe {
-            sequence!(
-                stacks,
-                LIMIT,
-                [
-                    "cmp {length:w}, {scratch:w}",
-                    "b.hs 6f",
-                    "add {scratch}, {stack}, {length}, lsl 2",
-                    "str {number:w}, [{scratch}, {first}]",
-                    "add {length:w}, {length:w}, 1",
-                ],
-                "mov {length:w}, wzr",
-                scratch = out(reg) _,
-                length = out(reg) done,
-                number = in(reg) number,
-            )
-        };
-        done != 0
-    }
-
-    /// # Safety
-    /// As on x86-64.
-    #[inline]
-    pub unsafe fn pop_many(stacks: Stacks, into: *mut u32, wanted: usize) -> usize {
-        let count: usize;
-        // SAFETY: as on x86-64.
-        unsafe {
-            sequence!(
-                stacks,
-                FLOOR,
-                [
-                    "cmp {length:w}, {scratch:w}",
-                    "b.ls 6f",
-                    "mov {count:w}, {length:w}",
-                    "cmp {count}, {wanted}",
-                    "csel {count}, {count}, {wanted}, lo",
-                    "cbz {count}, 6f",
-                    "sub {length:w}, {length:w}, {count:w}",
-                    "add {from}, {stack}, {length}, lsl 2",
-                    "add {from}, {from}, {first}",
-                    copy!(),
-                ],
-                "mov {count}, xzr",
-                scratch = out(reg) _,
-                length = out(reg) _,
-                from = out(reg) _,
-                done = out(reg) _,
-                count = out(reg) count,
-                to = in(reg) into,
-                wanted = in(reg) wanted,
-            )
-        };
-        count
-    }
-
-    /// # Safety
-    /// As on x86-64.
-    #[inline]
-    pub unsafe fn push_many(stacks: Stacks, numbers: *const u32, wanted: usize) -> usize {
-        let count: usize;
-        // SAFETY: as on x86-64.
-        unsafe {
-            sequence!(
-                stacks,
-                LIMIT,
-                [
-                    "subs {count:w}, {scratch:w}, {length:w}",
-                    "b.ls 6f",
-                    "cmp {count}, {wanted}",
-                    "csel {count}, {count}, {wanted}, lo",
-                    "cbz {count}, 6f",
-                    "add {to}, {stack}, {length}, lsl 2",
-                    "add {to}, {to}, {first}",
-                    "add {length:w}, {length:w}, {count:w}",
-                    copy!(),
-                ],
-                "mov {count}, xzr",
-                scratch = out(reg) _,
-                length = out(reg) _,
-                to = out(reg) _,
-                done = out(reg) _,
-                count = out(reg) count,
-                from = in(reg) numbers,
-                wanted = in(reg) wanted,
-            )
-        };
-        count
-    }
+    pub(super) use {copy, copying, pop, pop_many, push, push_many, sequence};
 }
 
 #[cfg(test)]
