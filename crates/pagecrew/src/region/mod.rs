@@ -37,14 +37,19 @@ use crate::stats::{Snapshot, StatsPage};
 use crate::sys::memory::{self, Advice, Range};
 use crate::sys::sched::{self, CpuSet};
 use crate::sys::topology::Topology;
-use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, round_up};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, clock, round_up};
 use spans::{Marks, State, Want};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::MutexGuard;
+use std::time::Duration;
 
 /// The largest alignment that a span can have.
 pub const MAX_ALIGN: usize = 1 << 30;
+
+/// How long a helper that gives memory back is waited for: where that is a courtesy, and where the program would get no memory.
+const TRIM_PATIENCE: Duration = Duration::from_millis(10);
+const REFUSED_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why a span could not be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -209,11 +214,7 @@ impl Region {
             return Err(out_of_memory);
         }
         let allocate = || core.allocate(self.crew.topology(), usable, align, want);
-        let retry = || {
-            // Where the kernel accounts for accessible memory, what is retained may be what is missing.
-            self.trim();
-            allocate()
-        };
+        let retry = || self.make_way().then(allocate).flatten();
         let (zone, grant) = allocate().or_else(retry).ok_or(out_of_memory)?;
         let reused = grant.pieces.iter().map(|piece| piece.backed).sum::<usize>().min(usable);
         let fresh = usable - reused;
@@ -306,15 +307,28 @@ impl Region {
     /// # Errors
     /// [`ResizeError`]; the span is as it was then.
     pub unsafe fn resize(&self, pointer: NonNull<u8>, size: usize) -> Result<NonNull<u8>, ResizeError> {
+        let refused = ResizeError::Memory(AllocateError::OutOfMemory { size });
+        let usable = round_up(size.max(1), PAGE_SIZE).filter(|&usable| !self.core().absurd(usable)).ok_or(refused)?;
+        self.core().counters().reallocations.add(1);
+        // SAFETY: by the function's own contract; a span that could not be resized is as it was.
+        unsafe {
+            match self.resize_once(pointer, size, usable) {
+                Err(ResizeError::Memory(_)) if self.make_way() => self.resize_once(pointer, size, usable),
+                result => result,
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Region::resize`]; `usable` is `size` in whole pages.
+    unsafe fn resize_once(&self, pointer: NonNull<u8>, size: usize, usable: usize) -> Result<NonNull<u8>, ResizeError> {
         let core = self.core();
         let (zone, offset) = self.place(pointer)?;
         let refused = ResizeError::Memory(AllocateError::OutOfMemory { size });
-        let usable = round_up(size.max(1), PAGE_SIZE).ok_or(refused)?;
-        let len = core.len_in(zone, usable).filter(|_| !core.absurd(usable)).ok_or(refused)?;
+        let len = core.len_in(zone, usable).ok_or(refused)?;
         let mut guard = zone.lock();
         let inner = &mut *guard;
         let span = inner.map.in_use_at(offset).ok_or_else(|| Self::diagnose(zone, inner, offset))?;
-        core.counters().reallocations.add(1);
         // A span that becomes small enough to be packed moves to where spans are packed, and the other way round.
         let fits_kind = (zone.granule == HUGE_PAGE_SIZE) == (usable >= HUGE_PAGE_SIZE);
         if !fits_kind {
@@ -434,17 +448,33 @@ impl Region {
 
     /// Gives everything back that is retained, and returns when it is back.
     pub fn trim(&self) {
+        self.trim_within(TRIM_PATIENCE);
+    }
+
+    /// A helper that is at its last chunk needs a moment, and is not waited for longer than `patience`.
+    fn trim_within(&self, patience: Duration) {
         let core = self.core();
-        // A helper that is at its last chunk needs a moment; one that does not run is not waited for.
-        for _ in 0..100 {
+        let deadline = clock::now_ns() + patience.as_nanos() as u64;
+        loop {
             core.call_off_zeroing();
             core.discard_down_to(&self.crew, 0);
             self.crew.assist(Operation::Discard, || false);
-            if core.retained() + core.discarding() == 0 {
+            if core.retained() + core.discarding() == 0 || clock::now_ns() > deadline {
                 break;
             }
-            std::thread::sleep(std::time::Duration::from_micros(100));
+            self.crew.hurry();
+            std::thread::sleep(Duration::from_micros(100));
         }
+    }
+
+    /// After a refusal of the kernel: where it accounts for accessible memory, what is retained or on its way back may be what is
+    /// missing. Returns whether there was any.
+    fn make_way(&self) -> bool {
+        let any = self.core().retained() + self.core().discarding() > 0;
+        if any {
+            self.trim_within(REFUSED_PATIENCE);
+        }
+        any
     }
 
     /// Makes do with the address space that is in use, from now on: what is retained goes back, and what is only reserved is given
