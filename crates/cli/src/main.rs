@@ -11,6 +11,7 @@ mod published;
 mod run;
 mod signals;
 mod stats;
+mod trim;
 
 use clap::{Parser, Subcommand};
 use failure::Failure;
@@ -21,6 +22,7 @@ Examples:
   pagecrew run redis-server redis.conf   run a program with faster large memory
   pagecrew run --stats python3 job.py    the same, and say at the end what was gained
   pagecrew stats                         the processes that run under pagecrew now
+  pagecrew trim --all --dry-run          what under-used huge pages could give back
   pagecrew doctor                        what this kernel and this user allow
   pagecrew bench free --quick            measure on this machine
 
@@ -40,6 +42,7 @@ struct Arguments {
 enum Command {
     Run(run::Arguments),
     Stats(stats::Arguments),
+    Trim(trim::Arguments),
     Doctor(doctor::Arguments),
     Bench(dispatch::BenchArguments),
     Demo(dispatch::DemoArguments),
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Run(arguments) => run::run(arguments),
         Command::Stats(arguments) => stats::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Trim(arguments) => trim::run(arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Bench(arguments) => dispatch::bench(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => dispatch::demo(&arguments).map(|()| ExitCode::SUCCESS),

@@ -24,7 +24,7 @@ fn directory_of_its_user(pid: u32) -> Option<PathBuf> {
         return None;
     }
     let user = std::fs::metadata(format!("/proc/{pid}")).ok()?.uid();
-    Some(PathBuf::from(format!("/dev/shm/pagecrew-{user}")))
+    Some(stats::directory_of(user))
 }
 
 #[cfg(test)]
@@ -42,7 +42,7 @@ mod tests {
         // SAFETY: takes nothing and cannot fail.
         let user = unsafe { libc::geteuid() };
         if std::env::var_os("PAGECREW_STATS_DIR").is_none() {
-            let expected = PathBuf::from(format!("/dev/shm/pagecrew-{user}"));
+            let expected = stats::directory_of(user);
             assert_eq!(directory_of_its_user(std::process::id()), Some(expected));
         }
     }

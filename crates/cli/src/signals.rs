@@ -1,6 +1,7 @@
 //! Signal dispositions that must not leak into, or be lost on the way to, the programs that `run` starts.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// What this process inherited for `SIGPIPE`. Rust's run-time sets it to ignored before `main`, and an ignored signal stays
 /// ignored across `exec`; the program has to get what it would have had without us.
@@ -70,6 +71,16 @@ impl SignalSet {
     pub fn restore(&self) {
         // SAFETY: the set is valid for the call.
         unsafe { libc::sigprocmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
+    }
+
+    /// Takes one of the set's signals, all of which are blocked, if there is one before `timeout` has passed.
+    pub fn wait_for(&self, timeout: Duration) -> bool {
+        let time = libc::timespec {
+            tv_sec: timeout.as_secs() as libc::time_t,
+            tv_nsec: timeout.subsec_nanos() as libc::c_long,
+        };
+        // SAFETY: the set and the time are valid for the call; nothing is wanted of the answer but that there is one.
+        unsafe { libc::sigtimedwait(&self.0, std::ptr::null_mut(), &time) > 0 }
     }
 
     /// Waits until one of the set's signals, all of which are blocked, is there and takes it.

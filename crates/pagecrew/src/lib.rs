@@ -2,7 +2,7 @@
 //! parallel, in batches, in the background, on CPU that nobody else wants.
 //!
 //! The modules are layers. Each uses only those that stand before it here: [`units`], [`sys`], [`stats`], [`crew`], [`region`],
-//! [`frame`].
+//! [`frame`], [`trim`].
 //! `ARCHITECTURE.md` in the repository has the whole picture.
 
 // Only the parts that have models are used under loom.
@@ -21,6 +21,9 @@ pub mod region;
 
 #[cfg(not(loom))]
 pub mod frame;
+
+#[cfg(not(loom))]
+pub mod trim;
 
 // Threads and system calls are not modelled by loom; the bookkeeping of spans and of areas is.
 #[cfg(loom)]

@@ -5,6 +5,7 @@ use pagecrew::region::{Options, Region};
 use pagecrew::stats;
 use pagecrew::sys::sched::{self, CpuSet};
 use pagecrew::sys::topology::Topology;
+use pagecrew::trim::{self, SpanTrimmer};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -79,6 +80,9 @@ fn make() -> Option<&'static Region> {
     };
     adopt_process();
     share_stats(&region);
+    if start.options.trim {
+        region.take_along(Box::new(SpanTrimmer::new(trim::Options::default())));
+    }
     let region: &'static Region = Box::leak(Box::new(region));
     crate::libc_blocks::prepare(region);
     let range = region.range();

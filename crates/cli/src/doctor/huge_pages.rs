@@ -2,10 +2,9 @@
 
 use super::check::Check;
 use super::scratch::Scratch;
-use pagecrew::sys::memory::{Advice, Range};
 use pagecrew::sys::pagemap::{self, Category};
-use pagecrew::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE};
-use std::time::Duration;
+use pagecrew::sys::{HUGE_PAGE_SIZE, PAGE_SIZE};
+use pagecrew::trim::support::{self, Support};
 
 /// All of them.
 pub fn checks() -> Vec<Check> {
@@ -59,53 +58,16 @@ fn zero_subpages() -> Check {
     const NAME: &str = "zero part of huge pages";
     const COST: &str = "the zero part of a huge page can't be given back";
     const REMEDY: &str = "needs Linux 6.12";
-    match split_one() {
-        Ok(Split::Freed(bytes)) => {
+    match support::attempt() {
+        Support::Works(bytes) => {
             Check::ok(NAME, format!("{} of {} pages given back", bytes / PAGE_SIZE, HUGE_PAGE_SIZE / PAGE_SIZE))
         }
-        Ok(Split::Nothing) => Check::missing(NAME, "a split gave nothing back", COST, REMEDY),
-        Ok(Split::NoHugePage) => {
+        Support::NothingBack => Check::missing(NAME, "a split gave nothing back", COST, REMEDY),
+        Support::NoHugePage => {
             Check::off(NAME, "no huge page could be had to try it", COST, "turn transparent huge pages on")
         }
-        Err(error) => Check::missing(NAME, error.to_string(), COST, REMEDY),
+        Support::Refused(error) => Check::missing(NAME, error.to_string(), COST, REMEDY),
     }
-}
-
-enum Split {
-    Freed(usize),
-    Nothing,
-    NoHugePage,
-}
-
-fn advise(range: Range, advice: i32) -> Result<(), Errno> {
-    // SAFETY: the callers pass memory of their own and advice that does not change contents.
-    let result = unsafe { libc::madvise(range.start as *mut libc::c_void, range.len, advice) };
-    if result == 0 { Ok(()) } else { Err(Errno::last()) }
-}
-
-/// Makes a huge page with a single byte in it, has the kernel split it, and counts the shared zero pages in its place.
-fn split_one() -> Result<Split, Errno> {
-    /// Something else may hold a reference to the page for a moment, and then the kernel does not split it.
-    const ATTEMPTS: usize = 5;
-    let mut scratch = Scratch::new(2 * HUGE_PAGE_SIZE)?;
-    scratch.advise(Advice::HugePage)?;
-    let huge = scratch.huge_range();
-    scratch.write(huge.start - scratch.range().start, 1);
-    if pagemap::bytes_of(huge, Category::Huge)? == 0 {
-        // Works whatever the mode is; where it fails, what follows says so.
-        let _ = advise(huge, libc::MADV_COLLAPSE);
-        if pagemap::bytes_of(huge, Category::Huge)? == 0 {
-            return Ok(Split::NoHugePage);
-        }
-    }
-    for _ in 0..ATTEMPTS {
-        advise(Range { start: huge.start, len: PAGE_SIZE }, libc::MADV_COLD)?;
-        match pagemap::bytes_of(huge, Category::Zero)? {
-            0 => std::thread::sleep(Duration::from_millis(1)),
-            bytes => return Ok(Split::Freed(bytes)),
-        }
-    }
-    Ok(Split::Nothing)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::check::Check;
 use super::scratch::Scratch;
-use pagecrew::sys::memory::Range;
+use pagecrew::sys::process::Process;
 use pagecrew::sys::{Errno, PAGE_SIZE};
 
 /// All of them.
@@ -33,27 +33,11 @@ fn advise_a_child() -> Result<(), Errno> {
     if child < 0 {
         return Err(Errno::last());
     }
-    let result = cold(child, scratch.range());
+    let result = Process::open(child).and_then(|child| child.cold(scratch.range()));
     // SAFETY: the child is ours and has not been waited for, so the number is its own; a null status is allowed.
     unsafe {
         libc::kill(child, libc::SIGKILL);
         libc::waitpid(child, std::ptr::null_mut(), 0);
     }
     result
-}
-
-/// `process_madvise(MADV_COLD)`, which does not change contents.
-fn cold(pid: i32, range: Range) -> Result<(), Errno> {
-    let vector = libc::iovec { iov_base: range.start as *mut libc::c_void, iov_len: range.len };
-    // SAFETY: the descriptor is ours and closed here; `vector` is valid for the call and names memory of the other process.
-    unsafe {
-        let process = libc::syscall(libc::SYS_pidfd_open, pid, 0);
-        if process < 0 {
-            return Err(Errno::last());
-        }
-        let result = libc::syscall(libc::SYS_process_madvise, process, &vector, 1, libc::MADV_COLD, 0);
-        let error = Errno::last();
-        libc::close(process as i32);
-        if result < 0 { Err(error) } else { Ok(()) }
-    }
 }

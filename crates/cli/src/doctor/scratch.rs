@@ -1,7 +1,7 @@
 //! Memory to try things on.
 
+use pagecrew::sys::Errno;
 use pagecrew::sys::memory::{self, Advice, Protection, Range};
-use pagecrew::sys::{Errno, HUGE_PAGE_SIZE};
 
 /// A private anonymous mapping of its own, gone when dropped.
 pub struct Scratch(Range);
@@ -15,13 +15,6 @@ impl Scratch {
     /// The mapping.
     pub fn range(&self) -> Range {
         self.0
-    }
-
-    /// The first huge-page-aligned range of a huge page's size in a mapping of at least two.
-    pub fn huge_range(&self) -> Range {
-        let start = self.0.start.next_multiple_of(HUGE_PAGE_SIZE);
-        assert!(start + HUGE_PAGE_SIZE <= self.0.end(), "the mapping is too small");
-        Range { start, len: HUGE_PAGE_SIZE }
     }
 
     /// Gives advice about all of it.

@@ -5,6 +5,7 @@
 use super::arena::{self, Arena, ZONE_ALIGN};
 use super::options::Options;
 use super::retention::Retention;
+use super::rider::{self, Seat};
 use super::spans::{Grant, Marks, Piece, Segment, SpanMap, State, Want};
 use super::zeroing::Zeroing;
 use crate::crew::{Crew, Employer, Task, Tick};
@@ -55,6 +56,7 @@ pub struct Core {
     in_use: AtomicUsize,
     pub(super) retention: Retention,
     pub(super) zeroing: Zeroing,
+    pub(super) seat: Seat,
     /// The machine's memory, and the largest request that heuristic overcommit would grant, in bytes.
     machine: usize,
     largest: usize,
@@ -139,6 +141,7 @@ impl Core {
             in_use: AtomicUsize::new(0),
             retention,
             zeroing: Zeroing::new(),
+            seat: Seat::default(),
             machine: total,
             largest,
             moved: AtomicUsize::new(0),
@@ -365,6 +368,7 @@ impl Core {
         unsafe {
             self.retention.after_fork(&self.options);
             self.zeroing.after_fork();
+            self.seat.after_fork();
             let _ = self.stats.detach();
         }
         for zone in &self.zones {
@@ -409,7 +413,7 @@ impl Employer for Core {
     }
 
     fn watch(&self, crew: &RegionCrew) -> Tick {
-        self.look(crew)
+        rider::sooner(self.look(crew), self.ride())
     }
 
     fn counters(&self) -> &Counters {

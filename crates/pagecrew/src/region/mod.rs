@@ -23,6 +23,7 @@ mod exit;
 mod options;
 pub mod policy;
 mod retention;
+mod rider;
 pub(crate) mod signals;
 pub mod spans;
 #[cfg(test)]
@@ -30,6 +31,7 @@ mod tests;
 mod zeroing;
 
 pub use options::{NAMES, Name, OptionError, Options};
+pub use rider::Rider;
 
 use self::core::{Core, Inner, RegionCrew, Zone};
 use crate::crew::{Crew, Employer, ForkGuard, Operation, Task};
@@ -231,7 +233,24 @@ impl Region {
         if fresh > 0 {
             core.make_room(&self.crew, fresh);
         }
+        self.call_rider(usable);
         Ok(Self::pointer(zone, grant.offset))
+    }
+
+    /// Has the watcher take `rider` along from now on, if it has none yet.
+    pub fn take_along(&self, rider: Box<dyn Rider>) -> bool {
+        self.core().seat.take(rider)
+    }
+
+    fn call_rider(&self, usable: usize) {
+        if self.core().seat.call(usable) {
+            self.crew.watch();
+        }
+    }
+
+    /// The spans in use that may be in huge pages; what is free is not among them.
+    pub fn huge_spans(&self) -> Vec<Range> {
+        self.core().huge_spans()
     }
 
     fn pointer(zone: &Zone, offset: usize) -> NonNull<u8> {

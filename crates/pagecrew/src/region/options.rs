@@ -23,6 +23,8 @@ pub struct Options {
     pub guards: bool,
     /// Whether a process that exits gives large memory back in parallel first.
     pub exit: bool,
+    /// Whether the zero part of under-used huge pages goes back while the program has them (6.12).
+    pub trim: bool,
 }
 
 impl Default for Options {
@@ -36,6 +38,7 @@ impl Default for Options {
             huge_pages: true,
             guards: false,
             exit: true,
+            trim: false,
         }
     }
 }
@@ -50,7 +53,7 @@ pub struct Name {
 }
 
 /// Every option that the environment can set.
-pub const NAMES: [Name; 8] = [
+pub const NAMES: [Name; 9] = [
     Name { variable: "PAGECREW_THRESHOLD", help: "serve allocations of at least this size [1M; at least 64K]" },
     Name {
         variable: "PAGECREW_RETAIN",
@@ -62,6 +65,10 @@ pub const NAMES: [Name; 8] = [
     Name { variable: "PAGECREW_HUGE_PAGES", help: "let large spans be backed by huge pages: on or off [on]" },
     Name { variable: "PAGECREW_GUARDS", help: "a guard page behind every span: on or off [off]" },
     Name { variable: "PAGECREW_EXIT", help: "give memory back in parallel when the program exits: on or off [on]" },
+    Name {
+        variable: "PAGECREW_TRIM",
+        help: "give back the zero part of huge pages that are mostly zero (Linux 6.12): on or off [off]",
+    },
 ];
 
 /// Variables that belong to the command and not to the region.
@@ -130,6 +137,7 @@ impl Options {
             "PAGECREW_HUGE_PAGES" => switch(text).map(|value| self.huge_pages = value),
             "PAGECREW_GUARDS" => switch(text).map(|value| self.guards = value),
             "PAGECREW_EXIT" => switch(text).map(|value| self.exit = value),
+            "PAGECREW_TRIM" => switch(text).map(|value| self.trim = value),
             _ => return Err(OptionError::Unknown(variable.to_owned())),
         };
         result.map_err(|reason| OptionError::Value { variable: variable.to_owned(), reason })
@@ -172,7 +180,7 @@ mod tests {
 
     #[test]
     fn every_named_variable_can_be_set() {
-        let values = ["2M", "auto", "250ms", "3", "off", "off", "on", "off"];
+        let values = ["2M", "auto", "250ms", "3", "off", "off", "on", "off", "on"];
         let variables: Vec<_> = NAMES.iter().map(|name| name.variable).zip(values).collect();
         let (options, problems) = read(&variables);
         assert_eq!(problems, Vec::<String>::new());
@@ -187,6 +195,7 @@ mod tests {
                 huge_pages: false,
                 guards: true,
                 exit: false,
+                trim: true,
             }
         );
     }

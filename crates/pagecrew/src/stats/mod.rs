@@ -4,4 +4,7 @@ mod counters;
 mod page;
 
 pub use counters::{Counter, Counters, Description, Unit};
-pub use page::{MAX_ZONES, Page, ReadError, Snapshot, StatsPage, ZoneBytes, ZoneStates, directory, read};
+pub use page::{
+    MAX_ZONES, Page, ReadError, Snapshot, StatsPage, ZoneBytes, ZoneStates, directory, directory_of, own_directory,
+    read,
+};

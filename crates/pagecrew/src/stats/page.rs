@@ -6,7 +6,8 @@
 
 use super::Counters;
 use crate::sys::memory::{self, Protection, Range};
-use crate::sys::{Errno, PAGE_SIZE, procfs};
+use crate::sys::process::start_ticks;
+use crate::sys::{Errno, PAGE_SIZE};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
@@ -16,7 +17,7 @@ pub const MAX_ZONES: usize = 2 * crate::sys::topology::MAX_NODES;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagecrew");
 /// Counted up with every change of the layout; a reader of another version refuses.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 
 /// Bytes of a zone's arena in each state. They add up to the arena at any time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -172,7 +173,7 @@ impl StatsPage {
     /// file system is full; writing to the page later would otherwise kill the process) and `mmap`.
     pub fn share(&self, directory: &Path) -> Result<(), Errno> {
         let pid = std::process::id();
-        let start_time = start_time(pid)?;
+        let start_time = start_ticks(pid as i32)?;
         let name = file_in(directory, pid)?;
         own_directory(directory)?;
         // SAFETY: the name is a C string.
@@ -264,12 +265,17 @@ pub fn directory() -> PathBuf {
     match std::env::var_os("PAGECREW_STATS_DIR") {
         Some(directory) if !directory.is_empty() => PathBuf::from(directory),
         // SAFETY: geteuid takes nothing and cannot fail.
-        _ => PathBuf::from(format!("/dev/shm/pagecrew-{}", unsafe { libc::geteuid() })),
+        _ => directory_of(unsafe { libc::geteuid() }),
     }
 }
 
+/// Where the processes of `user` publish what they have to say, if nobody has said otherwise.
+pub fn directory_of(user: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/shm/pagecrew-{user}"))
+}
+
 /// Makes `directory` with mode 0700, or checks that it is a directory of this user's that nobody else may write to.
-fn own_directory(directory: &Path) -> Result<(), Errno> {
+pub fn own_directory(directory: &Path) -> Result<(), Errno> {
     use std::os::unix::ffi::OsStrExt;
     let name = std::ffi::CString::new(directory.as_os_str().as_bytes()).map_err(|_| Errno(libc::EINVAL))?;
     // SAFETY: the name is a C string and `about` a valid place for the answer.
@@ -297,15 +303,6 @@ fn file_in(directory: &Path, pid: u32) -> Result<std::ffi::CString, Errno> {
     let mut name = directory.as_os_str().as_bytes().to_vec();
     name.extend_from_slice(format!("/{pid}").as_bytes());
     std::ffi::CString::new(name).map_err(|_| Errno(libc::EINVAL))
-}
-
-/// When process `pid` started, in clock ticks since boot: with the number, it names a process for good.
-fn start_time(pid: u32) -> Result<u64, Errno> {
-    let (mut room, mut buffer) = ([0; 64], procfs::Buffer::new());
-    let text = procfs::read(procfs::path(&mut room, &["/proc/"], pid.into(), "/stat"), &mut buffer)?;
-    // The name in parentheses may hold anything; what follows the last one is fields 3 and up, and the start time is field 22.
-    let fields = text.rsplit_once(')').map(|(_, rest)| rest).ok_or(Errno(libc::EILSEQ))?;
-    fields.split_ascii_whitespace().nth(19).and_then(|field| field.parse().ok()).ok_or(Errno(libc::EILSEQ))
 }
 
 /// Why the counters of a process could not be read.
@@ -363,7 +360,7 @@ pub fn read(directory: &Path, pid: u32) -> Result<Snapshot, ReadError> {
     let page = unsafe { &*(address as *const Page) };
     let result = if page.magic != MAGIC || page.layout.load(Ordering::Relaxed) != LAYOUT {
         Err(ReadError::OtherLayout(path))
-    } else if start_time(pid) != Ok(page.start_time.load(Ordering::Relaxed)) {
+    } else if start_ticks(pid as i32) != Ok(page.start_time.load(Ordering::Relaxed)) {
         let _ = std::fs::remove_file(&path);
         Err(ReadError::Ended(pid))
     } else {

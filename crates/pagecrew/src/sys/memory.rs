@@ -103,10 +103,15 @@ pub enum Advice {
     WipeOnFork = 18,
     /// `MADV_KEEPONFORK` (4.14): undoes [`Advice::WipeOnFork`].
     KeepOnFork = 19,
+    /// `MADV_COLD` (5.4): the range is not needed soon. A huge page of which it is a part is split, and since 6.12 the kernel puts the
+    /// shared zero page in the place of what is zero in it.
+    Cold = 20,
     /// `MADV_POPULATE_WRITE` (5.14): back the range with writable pages now.
     PopulateWrite = 23,
     /// `MADV_DONTNEED_LOCKED` (5.18): as `DontNeed`, on locked memory too.
     DontNeedLocked = 24,
+    /// `MADV_COLLAPSE` (6.1): back the range with huge pages now, whatever the system's setting is.
+    Collapse = 25,
     /// `MADV_GUARD_INSTALL` (6.13): an access to the range is a fault; needs no mapping of its own.
     GuardInstall = 102,
     /// `MADV_GUARD_REMOVE` (6.13): undoes [`Advice::GuardInstall`].

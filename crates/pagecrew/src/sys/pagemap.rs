@@ -1,7 +1,8 @@
-//! What the pages of a range of this process are: the `PAGEMAP_SCAN` request on `/proc/self/pagemap` (6.7).
+//! What the pages of a process are: the `PAGEMAP_SCAN` request (6.7) on `/proc/PID/pagemap`, and that file's entries.
 
-use super::Errno;
 use super::memory::Range;
+use super::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, procfs};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// `struct page_region`.
 #[repr(C)]
@@ -30,6 +31,7 @@ struct ScanArgument {
     return_mask: u64,
 }
 
+const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
@@ -51,12 +53,130 @@ pub enum Category {
     Huge = PAGE_IS_HUGE,
 }
 
-/// Calls `each` for every run of pages in `range` that has contents: in memory or in swap, and not the shared zero page. What lies
-/// between reads as zero.
+/// What a huge page is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HugeKind {
+    /// Anonymous memory.
+    Anonymous,
+    /// A file, shared memory included.
+    File,
+    /// The shared huge zero page, which takes no memory of the process.
+    Zero,
+}
+
+/// A process's page map. It stays that of the memory which the process had when it was opened: after an `exec`, it is empty.
+#[derive(Debug)]
+pub struct Pagemap(OwnedFd);
+
+impl Pagemap {
+    /// This process's own.
+    ///
+    /// # Errors
+    /// Those of opening `/proc/self/pagemap`.
+    pub fn own() -> Result<Pagemap, Errno> {
+        Pagemap::open(c"/proc/self/pagemap")
+    }
+
+    /// That of process `pid`.
+    ///
+    /// # Errors
+    /// `ENOENT` or `ESRCH` where there is no such process, `EACCES` where the caller may not look at its memory.
+    pub fn of(pid: i32) -> Result<Pagemap, Errno> {
+        Pagemap::open(procfs::path(&mut [0; 32], &["/proc/"], pid as u64, "/pagemap"))
+    }
+
+    fn open(path: &std::ffi::CStr) -> Result<Pagemap, Errno> {
+        // SAFETY: the path is a C string, and the descriptor is nobody else's.
+        unsafe {
+            match libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) {
+                -1 => Err(Errno::last()),
+                file => Ok(Pagemap(OwnedFd::from_raw_fd(file))),
+            }
+        }
+    }
+
+    /// The bytes of `range` that are of `category`.
+    ///
+    /// # Errors
+    /// `ENOTTY` on kernels before 6.7.
+    pub fn bytes_of(&self, range: Range, category: Category) -> Result<usize, Errno> {
+        let wanted = category as u64;
+        let mut bytes = 0;
+        let argument = ScanArgument { category_mask: wanted, return_mask: wanted, ..ScanArgument::default() };
+        self.scan(range, argument, |run, _| bytes += run.len)?;
+        Ok(bytes)
+    }
+
+    /// Calls `each` for every run of whole huge pages of one kind that are mapped as such in `range`.
+    ///
+    /// # Errors
+    /// As [`Pagemap::bytes_of`].
+    pub fn huge_pages(&self, range: Range, mut each: impl FnMut(Range, HugeKind)) -> Result<(), Errno> {
+        let wanted = ScanArgument {
+            category_mask: PAGE_IS_HUGE,
+            return_mask: PAGE_IS_HUGE | PAGE_IS_FILE | PAGE_IS_PFNZERO,
+            ..ScanArgument::default()
+        };
+        self.scan(range, wanted, |run, categories| {
+            let kind = match categories {
+                zero if zero & PAGE_IS_PFNZERO != 0 => HugeKind::Zero,
+                file if file & PAGE_IS_FILE != 0 => HugeKind::File,
+                _ => HugeKind::Anonymous,
+            };
+            // A mapping may have a part of a huge page at its ends.
+            let start = run.start.next_multiple_of(HUGE_PAGE_SIZE);
+            let end = run.end() & !(HUGE_PAGE_SIZE - 1);
+            if start < end {
+                each(Range { start, len: end - start }, kind);
+            }
+        })
+    }
+
+    /// Whether the page at `address` is mapped by this process alone (4.2).
+    ///
+    /// # Errors
+    /// `EIO` where nothing could be read: the process has ended or runs another program.
+    pub fn exclusive(&self, address: usize) -> Result<bool, Errno> {
+        const EXCLUSIVE: u64 = 1 << 56;
+        let mut entry = 0u64;
+        let at = (address / PAGE_SIZE * size_of::<u64>()) as i64;
+        // SAFETY: `entry` is a valid place for the eight bytes that are read.
+        let count = unsafe { libc::pread(self.0.as_raw_fd(), (&raw mut entry).cast(), size_of::<u64>(), at) };
+        match count {
+            8 => Ok(entry & EXCLUSIVE != 0),
+            -1 => Err(Errno::last()),
+            _ => Err(Errno(libc::EIO)),
+        }
+    }
+
+    /// Calls `each` for every run of pages in `range` that is of the categories in `argument`, with those asked for. Allocates nothing.
+    fn scan(&self, range: Range, mut argument: ScanArgument, mut each: impl FnMut(Range, u64)) -> Result<(), Errno> {
+        let mut regions = [PageRegion::default(); 64];
+        argument.size = size_of::<ScanArgument>() as u64;
+        (argument.start, argument.end) = (range.start as u64, range.end() as u64);
+        (argument.vec, argument.vec_len) = ((&raw mut regions) as u64, regions.len() as u64);
+        while argument.start < argument.end {
+            // SAFETY: the request fills at most `vec_len` regions of the array that `vec` points to.
+            let count = unsafe { libc::ioctl(self.0.as_raw_fd(), PAGEMAP_SCAN, &raw mut argument) };
+            if count < 0 {
+                return Err(Errno::last());
+            }
+            for region in &regions[..count as usize] {
+                let run = Range { start: region.start as usize, len: (region.end - region.start) as usize };
+                each(run, region.categories);
+            }
+            argument.start = argument.walk_end;
+        }
+        Ok(())
+    }
+}
+
+/// Calls `each` for every run of pages in `range` of this process that has contents: in memory or in swap, and not the shared zero
+/// page. What lies between reads as zero.
 ///
 /// # Errors
 /// `ENOTTY` on kernels before 6.7; those of opening `/proc/self/pagemap`. `each` may have been called for a part of the range then.
-pub fn with_contents(range: Range, each: impl FnMut(Range)) -> Result<(), Errno> {
+pub fn with_contents(range: Range, mut each: impl FnMut(Range)) -> Result<(), Errno> {
     let wanted = ScanArgument {
         category_inverted: PAGE_IS_PFNZERO,
         category_mask: PAGE_IS_PFNZERO,
@@ -64,55 +184,20 @@ pub fn with_contents(range: Range, each: impl FnMut(Range)) -> Result<(), Errno>
         return_mask: PAGE_IS_PRESENT,
         ..ScanArgument::default()
     };
-    scan(range, wanted, each)
+    Pagemap::own()?.scan(range, wanted, |run, _| each(run))
 }
 
-/// The bytes of `range` that are of `category`.
+/// The bytes of `range` of this process that are of `category`.
 ///
 /// # Errors
 /// As [`with_contents`].
 pub fn bytes_of(range: Range, category: Category) -> Result<usize, Errno> {
-    let wanted = category as u64;
-    let mut bytes = 0;
-    let argument = ScanArgument { category_mask: wanted, return_mask: wanted, ..ScanArgument::default() };
-    scan(range, argument, |run| bytes += run.len)?;
-    Ok(bytes)
-}
-
-/// Calls `each` for every run of pages in `range` that is of the categories in `argument`. Allocates nothing.
-fn scan(range: Range, mut argument: ScanArgument, mut each: impl FnMut(Range)) -> Result<(), Errno> {
-    let mut regions = [PageRegion::default(); 64];
-    argument.size = size_of::<ScanArgument>() as u64;
-    (argument.start, argument.end) = (range.start as u64, range.end() as u64);
-    (argument.vec, argument.vec_len) = ((&raw mut regions) as u64, regions.len() as u64);
-    // SAFETY: the path is a C string; the descriptor is ours and closed below; the request fills at most `vec_len` regions of
-    // the array that `vec` points to.
-    unsafe {
-        let file = libc::open(c"/proc/self/pagemap".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
-        if file < 0 {
-            return Err(Errno::last());
-        }
-        let mut result = Ok(());
-        while argument.start < argument.end {
-            let count = libc::ioctl(file, PAGEMAP_SCAN, &raw mut argument);
-            if count < 0 {
-                result = Err(Errno::last());
-                break;
-            }
-            for region in &regions[..count as usize] {
-                each(Range { start: region.start as usize, len: (region.end - region.start) as usize });
-            }
-            argument.start = argument.walk_end;
-        }
-        libc::close(file);
-        result
-    }
+    Pagemap::own()?.bytes_of(range, category)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::PAGE_SIZE;
     use crate::sys::memory::{Protection, map, unmap};
 
     #[test]

@@ -39,6 +39,18 @@ impl std::ops::DerefMut for Buffer {
 /// # Errors
 /// Those of `open` and `read`; `EILSEQ` for contents that are not UTF-8.
 pub fn read<'b>(path: &CStr, buffer: &'b mut [u8]) -> Result<&'b str, Errno> {
+    std::str::from_utf8(read_bytes(path, buffer)?).map_err(|_| Errno(libc::EILSEQ))
+}
+
+/// As [`read`], of a file in which there may be a process's name, which may be anything.
+///
+/// # Errors
+/// Those of `open` and `read`.
+pub fn read_lossy<'b>(path: &CStr, buffer: &'b mut [u8]) -> Result<std::borrow::Cow<'b, str>, Errno> {
+    read_bytes(path, buffer).map(String::from_utf8_lossy)
+}
+
+fn read_bytes<'b>(path: &CStr, buffer: &'b mut [u8]) -> Result<&'b [u8], Errno> {
     // SAFETY: the path is a C string; the descriptor is ours alone and closed below; the buffer has the length that is given.
     let count = unsafe {
         let file = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
@@ -53,7 +65,7 @@ pub fn read<'b>(path: &CStr, buffer: &'b mut [u8]) -> Result<&'b str, Errno> {
         }
         count as usize
     };
-    std::str::from_utf8(&buffer[..count]).map_err(|_| Errno(libc::EILSEQ))
+    Ok(&buffer[..count])
 }
 
 /// Puts `prefixes`, `number` and `suffix` together as a C string in `room`, cut off where the room ends.

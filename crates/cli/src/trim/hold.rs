@@ -1,0 +1,105 @@
+//! Holding a control group at its memory limit until something was given back, instead of having the kernel kill in it.
+
+use super::Job;
+use super::session::Session;
+use crate::failure::Failure;
+use crate::output::note;
+use crate::signals::SignalSet;
+use pagecrew::sys::clock::now_ns;
+use pagecrew::sys::memcg::{Hold, HoldError, Wake};
+use pagecrew::trim::{Kernel, Turn};
+use std::time::Duration;
+
+/// Between two looks for signals: while a group is held, one waits for its files and not for them.
+const SLICE: Duration = Duration::from_millis(100);
+/// A group that is near its limit, and of which the last attempt gave back nothing, is tried again after this time.
+const AGAIN_NEAR: Duration = Duration::from_secs(1);
+/// How often a held group is searched in vain before it is let go, and how long between: something may be at its pages for a moment.
+const IN_VAIN: usize = 3;
+const BETWEEN: Duration = Duration::from_millis(20);
+/// After it was let go, the kernel has this long to make room its own way.
+const LET_GO: Duration = Duration::from_secs(2);
+
+/// Waits between two rounds of a watch, and sees to the group meanwhile if there is one to hold.
+pub struct Waiter {
+    hold: Option<Hold>,
+    /// Not before this time is a group that is merely near its limit seen to again.
+    near_ns: u64,
+}
+
+impl Waiter {
+    /// Holds the group of `job`, if it has one and is to change anything.
+    pub fn new(job: &Job, wanted: bool) -> Result<Waiter, Failure> {
+        let group = job.selection.group().filter(|_| wanted && !job.options.dry_run);
+        let hold = match group.map(|group| (group, group.processes())) {
+            Some((group, Ok(pids))) if pids.contains(&(std::process::id() as i32)) => {
+                note(&format!(
+                    "{}: this command is in the group itself, so it can't hold it at its limit",
+                    group.path().display()
+                ));
+                None
+            }
+            Some((group, _)) => match group.hold() {
+                Ok(hold) => Some(hold),
+                // Nothing to be held at.
+                Err(HoldError::NoLimit(_)) => None,
+                Err(error) => return Err(Failure::Impossible(format!("{error} (or: --no-hold)"))),
+            },
+            None => None,
+        };
+        Ok(Waiter { hold, near_ns: 0 })
+    }
+
+    /// Waits for `pause`, or until one of `signals` has come: returns whether it has.
+    pub fn wait(&mut self, pause: Duration, session: &mut Session, signals: &SignalSet) -> bool {
+        let Some(hold) = &mut self.hold else { return signals.wait_for(pause) };
+        let until = now_ns() + pause.as_nanos() as u64;
+        loop {
+            if signals.wait_for(Duration::ZERO) {
+                return true;
+            }
+            let left = Duration::from_nanos(until.saturating_sub(now_ns()));
+            match hold.wait(left.min(SLICE)) {
+                Wake::Held => relieve(hold, session),
+                Wake::Near if now_ns() >= self.near_ns => {
+                    if squeeze(session) == 0 {
+                        self.near_ns = now_ns() + AGAIN_NEAR.as_nanos() as u64;
+                    }
+                }
+                Wake::Near | Wake::Quiet => {}
+            }
+            if now_ns() >= until {
+                return false;
+            }
+        }
+    }
+}
+
+/// Looks at everything now, whatever the budget. Returns the bytes that went.
+fn squeeze(session: &mut Session) -> u64 {
+    // What was started since the last time is what needs the memory.
+    if let Err(error) = session.refresh() {
+        note(&error.to_string());
+    }
+    let before = session.total().gone_bytes;
+    session.fleet.hurry();
+    while session.fleet.turn(&Kernel) == Turn::Worked {}
+    session.total().gone_bytes - before
+}
+
+/// Tasks of the group sleep until memory of it is free: gives back what there is, and where there is nothing, leaves it to the kernel.
+fn relieve(hold: &mut Hold, session: &mut Session) {
+    for attempt in 0..IN_VAIN {
+        if squeeze(session) > 0 || !hold.held() {
+            return;
+        }
+        if attempt + 1 < IN_VAIN {
+            std::thread::sleep(BETWEEN);
+        }
+    }
+    note("the group is at its memory limit and there is nothing to give back: left to the kernel");
+    // Where the group has gone, there is nothing to hold.
+    let _ = hold.let_go();
+    std::thread::sleep(LET_GO);
+    let _ = hold.again();
+}

@@ -1,0 +1,204 @@
+//! `pagecrew trim`: the zero part of under-used huge pages goes back to the system, from any process, while it runs.
+
+mod config;
+mod hold;
+mod pass;
+mod select;
+mod session;
+mod show;
+mod watch;
+
+use crate::failure::Failure;
+use config::Config;
+use pagecrew::trim::{Exclusion, Options, support};
+use pagecrew::units::{parse_duration, parse_size};
+use select::Selection;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Give back the zero part of under-used huge pages of running processes
+///
+/// Looks at a few bytes of each huge page. Of one that is mostly zero, the kernel (Linux 6.12 or later) keeps only what is not zero;
+/// it compares the contents itself, so no write is lost, and no process is stopped. What went is counted afterwards.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  pagecrew trim --all --dry-run             what each process could give back
+  pagecrew trim --pid 4711                  one process, now
+  pagecrew trim --user redis --watch        one user's, as long as this runs, with 1 % of one CPU
+  pagecrew trim --cgroup /db --watch        a control group's; held at its memory limit rather than killed
+
+A process protects itself by a file: touch /dev/shm/pagecrew-UID/no-trim/PID; with lines START-END or [mapping] in it, \
+only those are left alone.
+
+Other processes' memory takes CAP_SYS_PTRACE and CAP_SYS_NICE, which root has.")]
+#[group(id = "selection", required = true, multiple = true)]
+pub struct Arguments {
+    /// A process; may be given more than once
+    #[arg(long, value_name = "PID", group = "selection", value_parser = clap::value_parser!(i32).range(1..))]
+    pid: Vec<i32>,
+    /// The processes of a control group and those below it, by path or name
+    #[arg(long, value_name = "GROUP", group = "selection")]
+    cgroup: Option<String>,
+    /// The processes of a user, by name or number
+    #[arg(long, value_name = "USER", group = "selection")]
+    user: Option<String>,
+    /// Every process
+    #[arg(long, group = "selection")]
+    all: bool,
+    /// Go on until stopped, instead of one pass
+    #[arg(long)]
+    watch: bool,
+    /// Change nothing, only say what could go
+    #[arg(long)]
+    dry_run: bool,
+    /// Split huge pages with more than this many zero subpages, of 512 [default: 409]
+    #[arg(long, value_name = "COUNT")]
+    max_zero: Option<usize>,
+    /// Leave this alone in every process: START-END or a mapping's name; may be given more than once
+    #[arg(long, value_name = "RANGE|MAPPING")]
+    exclude: Vec<String>,
+    /// Leave processes with this name alone; may be given more than once
+    #[arg(long, value_name = "NAME")]
+    never: Vec<String>,
+    /// CPU time to use at most, in percent of one CPU [default: 1% with --watch; else as much as it takes]
+    #[arg(long, value_name = "PERCENT")]
+    cpu: Option<String>,
+    /// Bytes to read of the processes' memory at most, per second [default: 256M]
+    #[arg(long, value_name = "SIZE")]
+    read: Option<String>,
+    /// With --watch: how often a process is searched for huge pages [default: 10s]
+    #[arg(long, value_name = "TIME", requires = "watch")]
+    interval: Option<String>,
+    /// With --watch and --cgroup: let the kernel kill at the group's limit as it would without
+    #[arg(long, requires = "watch", requires = "cgroup")]
+    no_hold: bool,
+    /// Settings to begin with [default: /etc/pagecrew/trim.toml, if it is there]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// JSON instead of a table; with --watch one object a line, each interval
+    #[arg(long)]
+    json: bool,
+}
+
+/// A command line that makes sense, with the settings that it leaves open.
+struct Job {
+    selection: Selection,
+    options: Options,
+    json: bool,
+}
+
+/// `pagecrew trim`.
+pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    let config = Config::read(arguments.config.as_deref())?;
+    let (watch, no_hold) = (arguments.watch, arguments.no_hold);
+    let job = job(arguments, config)?;
+    support::check().map_err(|error| Failure::Impossible(error.to_string()))?;
+    if watch { watch::run(job, !no_hold) } else { pass::run(job) }
+}
+
+fn job(arguments: Arguments, config: Config) -> Result<Job, Failure> {
+    let usage = |option: &str| {
+        let option = option.to_owned();
+        move |reason: String| Failure::Usage(format!("{option}: {reason}"))
+    };
+    let max_zero = arguments.max_zero.or(config.max_zero).unwrap_or(Options::default().max_zero);
+    if max_zero > Options::MAX_ZERO_MOST {
+        return Err(usage("--max-zero")(format!("{max_zero} is more than {}", Options::MAX_ZERO_MOST)));
+    }
+    let cpu = arguments.cpu.or(config.cpu).map(|text| parse_percent(&text).map_err(usage("--cpu"))).transpose()?;
+    let read = arguments.read.or(config.read).map(|text| match parse_size(&text) {
+        Ok(0) => Err(usage("--read")("nothing could be looked at with 0".into())),
+        Ok(bytes) => Ok(bytes),
+        Err(error) => Err(usage("--read")(error.to_string())),
+    });
+    let interval = arguments.interval.or(config.interval).map(|text| match parse_duration(&text) {
+        Ok(time) if time < INTERVAL_LEAST => {
+            Err(usage("--interval")(format!("{text} is less than {} ms", INTERVAL_LEAST.as_millis())))
+        }
+        Ok(time) => Ok(time),
+        Err(error) => Err(usage("--interval")(error.to_string())),
+    });
+    let exclude: Result<Vec<_>, _> =
+        arguments.exclude.iter().chain(&config.exclude).map(|text| Exclusion::parse(text)).collect();
+    let defaults = Options::default();
+    let options = Options {
+        max_zero,
+        dry_run: arguments.dry_run,
+        exclude: exclude.map_err(usage("--exclude"))?,
+        // What runs unattended is bounded; one pass is what somebody waits for.
+        cpu: cpu.or(defaults.cpu.filter(|_| arguments.watch)),
+        traffic: read.transpose()?.unwrap_or(defaults.traffic),
+        interval: interval.transpose()?.unwrap_or(defaults.interval),
+    };
+    let never = [arguments.never, config.never].concat();
+    let selection = Selection::new(arguments.pid, arguments.cgroup, arguments.user, arguments.all, never)?;
+    Ok(Job { selection, options, json: arguments.json })
+}
+
+const INTERVAL_LEAST: Duration = Duration::from_millis(100);
+
+/// A share of one CPU, out of a percentage.
+fn parse_percent(text: &str) -> Result<f64, String> {
+    let number = text.trim().trim_end_matches('%').trim_end().parse::<f64>();
+    match number {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent / 100.0),
+        _ => Err(format!("'{text}' is not a percentage above 0 and up to 100")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn parse(arguments: &[&str]) -> Result<Job, String> {
+        let command = Command::try_parse_from([&["trim"], arguments].concat()).map_err(|error| error.to_string())?;
+        let config = Config::parse("max-zero = 300\ncpu = \"5%\"\nexclude = [\"heap\"]\nnever = [\"a\"]\n").unwrap();
+        job(command.arguments, config).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_command_line_goes_before_the_file() {
+        let job = parse(&["--pid", "1", "--max-zero", "450", "--read", "1M", "--exclude", "1000-2000"]).unwrap();
+        assert_eq!((job.options.max_zero, job.options.cpu, job.options.traffic), (450, Some(0.05), 1 << 20));
+        assert_eq!(job.options.exclude.len(), 2);
+        assert_eq!(parse(&["--all"]).unwrap().options.max_zero, 300);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for (arguments, word) in [
+            (&[][..], "--pid"),
+            (&["--pid", "0"], "0"),
+            (&["--pid", "x"], "x"),
+            (&["--all", "--max-zero", "512"], "511"),
+            (&["--all", "--cpu", "0"], "percentage"),
+            (&["--all", "--cpu", "101%"], "percentage"),
+            (&["--all", "--read", "0"], "0"),
+            (&["--all", "--interval", "1s"], "--watch"),
+            (&["--all", "--watch", "--interval", "1ms"], "100 ms"),
+            (&["--all", "--watch", "--no-hold"], "--cgroup"),
+            (&["--all", "--exclude", ""], "START-END"),
+            (&["--user", "no such user"], "no such user"),
+            (&["--cgroup", "/no/such/group"], "/no/such/group"),
+        ] {
+            let error = parse(arguments).err().unwrap_or_else(|| panic!("{arguments:?} was taken"));
+            assert!(error.contains(word), "{arguments:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn percentages() {
+        assert_eq!(parse_percent("1"), Ok(0.01));
+        assert_eq!(parse_percent(" 2.5 %"), Ok(0.025));
+        assert!(parse_percent("nan").is_err() && parse_percent("-1").is_err() && parse_percent("").is_err());
+    }
+}

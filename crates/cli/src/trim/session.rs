@@ -1,0 +1,174 @@
+//! The processes that are trimmed, and those that can't be.
+
+use super::Job;
+use super::select::Found;
+use crate::failure::Failure;
+use pagecrew::sys::clock;
+use pagecrew::trim::protect::{self, Protected};
+use pagecrew::trim::{Fleet, Id, Kernel, Other, Tally, TargetError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// Why nothing is done with a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refused {
+    /// It wants to be left alone.
+    Protected,
+    /// It has a name that is to be left alone.
+    Never,
+    /// It can't be trimmed.
+    Target(TargetError),
+}
+
+impl Refused {
+    /// The reason, for people and programs.
+    pub fn reason(&self) -> String {
+        match self {
+            Refused::Protected => "the process itself has asked to be left alone".into(),
+            Refused::Never => "its name is one of those to leave alone".into(),
+            Refused::Target(error) => error.to_string(),
+        }
+    }
+}
+
+/// One process of a report.
+pub struct Row {
+    pub pid: i32,
+    pub name: String,
+    pub tally: Tally,
+    pub ended: bool,
+    pub error: Option<String>,
+}
+
+/// All there is to know between the first look and the last.
+pub struct Session {
+    pub fleet: Fleet<Other>,
+    job: Job,
+    names: BTreeMap<Id, String>,
+    refused: BTreeMap<Id, Refused>,
+    begin: Instant,
+}
+
+impl Session {
+    pub fn new(job: Job) -> Session {
+        let fleet = Fleet::new(job.options.clone(), &Kernel);
+        Session { fleet, job, names: BTreeMap::new(), refused: BTreeMap::new(), begin: Instant::now() }
+    }
+
+    pub fn job(&self) -> &Job {
+        &self.job
+    }
+
+    /// Finds the processes that are meant: takes in the new ones and lets those go that have ended. Returns the CPU time that it took.
+    pub fn refresh(&mut self) -> Result<Duration, Failure> {
+        let before = clock::thread_cpu_ns();
+        let found = self.job.selection.processes()?;
+        let ids: BTreeSet<Id> = found.iter().map(|found| found.id).collect();
+        self.refused.retain(|id, _| ids.contains(id));
+        let refused = &mut self.refused;
+        self.fleet.retain(|id, member| {
+            let protected = protect::of(id.pid, id.start_ticks);
+            if protected == Protected::All {
+                refused.insert(id, Refused::Protected);
+                return false;
+            }
+            member.trimmer_mut().exclude(exclusions(protected));
+            ids.contains(&id) && !member.ended()
+        });
+        for found in found {
+            if self.fleet.has(found.id) {
+                continue;
+            }
+            match self.admit(&found) {
+                Ok(()) => drop(self.refused.remove(&found.id)),
+                Err(Refused::Target(TargetError::Ended(_))) => continue,
+                Err(reason) => drop(self.refused.insert(found.id, reason)),
+            }
+            self.names.insert(found.id, found.name);
+        }
+        self.names.retain(|id, _| ids.contains(id));
+        let spent = clock::thread_cpu_ns() - before;
+        self.fleet.charge(spent, &Kernel);
+        Ok(Duration::from_nanos(spent))
+    }
+
+    fn admit(&mut self, found: &Found) -> Result<(), Refused> {
+        if found.never {
+            return Err(Refused::Never);
+        }
+        let protected = protect::of(found.id.pid, found.id.start_ticks);
+        if protected == Protected::All {
+            return Err(Refused::Protected);
+        }
+        let other = Other::open(found.id.pid, self.job.options.dry_run).map_err(Refused::Target)?;
+        self.fleet.admit(found.id, other, found.anonymous).trimmer_mut().exclude(exclusions(protected));
+        Ok(())
+    }
+
+    /// Says what is wrong if there is no process that can be trimmed, or if one is missing that was asked for by its number.
+    pub fn check(&self) -> Result<(), Failure> {
+        let known = |pid: &i32| self.names.keys().any(|id| id.pid == *pid);
+        if let Some(missing) = self.job.selection.pids().iter().find(|pid| !known(pid)) {
+            let why = if *missing == std::process::id() as i32 { "is this very command" } else { "is not there" };
+            return Err(Failure::Failed(format!("process {missing} {why}")));
+        }
+        let explicit = |id: &Id| self.job.selection.pids().contains(&id.pid);
+        let rights =
+            |refused: &&Refused| matches!(refused, Refused::Target(TargetError::Access(_) | TargetError::Advice(_)));
+        let lacking = || self.refused.iter().filter(|(_, refused)| rights(refused));
+        let asked_for = lacking().find(|(id, _)| explicit(id));
+        let any = if self.fleet.members().next().is_none() { lacking().next() } else { None };
+        match asked_for.or(any) {
+            Some((_, refused)) => Err(Failure::Impossible(refused.reason())),
+            None => Ok(()),
+        }
+    }
+
+    /// What came of each process, the most gain first.
+    pub fn rows(&self) -> Vec<Row> {
+        let name = |id: &Id| self.names.get(id).cloned().unwrap_or_default();
+        let mut rows: Vec<Row> = self
+            .fleet
+            .members()
+            .map(|(id, member)| Row {
+                pid: id.pid,
+                name: name(&id),
+                tally: *member.trimmer().tally(),
+                ended: member.ended(),
+                error: match (member.error(), member.trimmer().fruitless()) {
+                    (Some(error), _) => Some(TargetError::Kernel(id.pid, error).to_string()),
+                    (None, true) => Some("the kernel splits its huge pages and gives nothing back".into()),
+                    (None, false) => None,
+                },
+            })
+            .collect();
+        rows.extend(self.refused.iter().map(|(id, refused)| Row {
+            pid: id.pid,
+            name: name(id),
+            tally: Tally::default(),
+            ended: false,
+            error: Some(refused.reason()),
+        }));
+        rows.sort_by_key(|row| {
+            std::cmp::Reverse((row.tally.gone_bytes, row.tally.could_go_bytes, row.tally.huge_pages))
+        });
+        rows
+    }
+
+    /// The sums, those included that have ended.
+    pub fn total(&self) -> Tally {
+        self.fleet.total()
+    }
+
+    /// Since the beginning.
+    pub fn elapsed(&self) -> Duration {
+        self.begin.elapsed()
+    }
+}
+
+fn exclusions(protected: Protected) -> Vec<pagecrew::trim::Exclusion> {
+    match protected {
+        Protected::Some(exclusions) => exclusions,
+        Protected::Nothing | Protected::All => Vec::new(),
+    }
+}

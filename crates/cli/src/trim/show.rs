@@ -1,0 +1,129 @@
+//! What came of it, for people and for programs.
+
+use super::session::{Row, Session};
+use crate::figures::seconds;
+use crate::output::{printable, render, table};
+use pagecrew::trim::{Left, Tally};
+use pagecrew::units::Bytes;
+use serde_json::{Map, Value, json};
+use std::time::Duration;
+
+/// The JSON object of a session as it is now.
+pub fn json(session: &Session) -> Value {
+    let process = |row: &Row| {
+        let mut object = counts(&row.tally);
+        object.insert("pid".into(), row.pid.into());
+        object.insert("name".into(), row.name.as_str().into());
+        object.insert("ended".into(), row.ended.into());
+        object.insert("error".into(), row.error.clone().into());
+        Value::Object(object)
+    };
+    json!({
+        "seconds": session.elapsed().as_secs_f64(),
+        "dry_run": session.job().options.dry_run,
+        "max_zero": session.job().options.max_zero,
+        "processes": session.rows().iter().map(process).collect::<Vec<_>>(),
+        "totals": counts(&session.total()),
+    })
+}
+
+fn counts(tally: &Tally) -> Map<String, Value> {
+    let left: Map<String, Value> =
+        Left::NAMES.iter().zip(tally.left.counts()).map(|(name, count)| (name.to_string(), count.into())).collect();
+    let numbers = [
+        ("huge_pages", tally.huge_pages),
+        ("looked_at", tally.looked_at),
+        ("used", tally.used),
+        ("under_used", tally.under_used),
+        ("split", tally.split),
+        ("could_go_bytes", tally.could_go_bytes),
+        ("gone_bytes", tally.gone_bytes),
+        ("read_bytes", tally.read_bytes),
+        ("read_of_used_bytes", tally.read_of_used_bytes),
+        ("cpu_ns", tally.cpu_ns),
+        ("split_ns", tally.split_ns),
+    ];
+    let mut object: Map<String, Value> =
+        numbers.into_iter().map(|(name, number)| (name.to_owned(), number.into())).collect();
+    object.insert("left".into(), Value::Object(left));
+    object
+}
+
+/// The table of a session as it is now.
+pub fn text(session: &Session) -> String {
+    let rows = session.rows();
+    if rows.is_empty() {
+        return "none of these processes has memory that could be in huge pages\n".into();
+    }
+    let dry_run = session.job().options.dry_run;
+    let mut table = table(&["pid", "name", "huge pages", "under-used", "could go", "gone", "cpu time", "left alone"]);
+    for row in rows.iter().filter(|row| worth_showing(row)) {
+        table.add_row(cells([row.pid.to_string(), row.name.clone()], &row.tally, &remarks(row), dry_run));
+    }
+    let hidden = rows.iter().filter(|row| !worth_showing(row)).count();
+    if rows.len() > 1 {
+        table.add_row(cells(["".into(), "all".into()], &session.total(), "", dry_run));
+    }
+    let mut text = render(&table);
+    if hidden > 0 {
+        text += &format!("{hidden} more processes without huge pages\n");
+    }
+    text
+}
+
+fn worth_showing(row: &Row) -> bool {
+    row.tally.huge_pages + row.tally.looked_at + row.tally.left.file > 0 || row.error.is_some()
+}
+
+fn cells(names: [String; 2], tally: &Tally, remarks: &str, dry_run: bool) -> Vec<String> {
+    let gone = if dry_run { "-".into() } else { Bytes(tally.gone_bytes).to_string() };
+    let [pid, name] = names;
+    vec![
+        pid,
+        name,
+        tally.huge_pages.to_string(),
+        tally.under_used.to_string(),
+        Bytes(tally.could_go_bytes).to_string(),
+        gone,
+        seconds(Duration::from_nanos(tally.cpu_ns)),
+        remarks.to_owned(),
+    ]
+}
+
+/// Why some or all of it was left as it is.
+fn remarks(row: &Row) -> String {
+    let counts = Left::NAMES.iter().zip(row.tally.left.counts()).filter(|&(_, count)| count > 0);
+    let mut remarks: Vec<String> = counts.map(|(name, count)| format!("{count} {name}")).collect();
+    if row.ended {
+        remarks.push("ended meanwhile".into());
+    }
+    remarks.extend(row.error.as_deref().map(printable));
+    remarks.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remarks_name_the_reasons() {
+        let left = Left { shared: 3, locked: 2, ..Left::default() };
+        let tally = Tally { left, ..Tally::default() };
+        let row = Row { pid: 1, name: "x".into(), tally, ended: true, error: None };
+        assert_eq!(remarks(&row), "2 locked, 3 shared, ended meanwhile");
+    }
+
+    #[test]
+    fn the_object_has_every_count() {
+        let object = counts(&Tally { gone_bytes: 7, ..Tally::default() });
+        assert_eq!((object["gone_bytes"].as_u64(), object["left"].as_object().unwrap().len()), (Some(7), 9));
+    }
+
+    #[test]
+    fn a_dry_run_claims_nothing() {
+        let tally = Tally { could_go_bytes: 1 << 20, ..Tally::default() };
+        let names = || ["1".to_owned(), "x".to_owned()];
+        assert_eq!(cells(names(), &tally, "", true)[4..6], ["1 MiB", "-"]);
+        assert_eq!(cells(names(), &tally, "", false)[4..6], ["1 MiB", "0 B"]);
+    }
+}

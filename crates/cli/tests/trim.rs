@@ -1,0 +1,344 @@
+//! Trimming real processes: what goes, what must not, who refuses, and what happens while they do as they like.
+//!
+//! Where this kernel can't (Linux 6.12, huge pages) or the user may not (CAP_SYS_NICE, CAP_SYS_PTRACE), the tests that need it say so and pass.
+
+mod common;
+
+use common::{compile, directory, err, fails, out, pagecrew};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+fn program(name: &str, source: &str, file: &OnceLock<PathBuf>) -> PathBuf {
+    file.get_or_init(|| compile(name, source, &["-O2", "-pthread"])).clone()
+}
+
+fn sparse_program() -> PathBuf {
+    static FILE: OnceLock<PathBuf> = OnceLock::new();
+    program("sparse", include_str!("trim/sparse.c"), &FILE)
+}
+
+/// Whether trimming works here at all.
+fn works() -> bool {
+    static WORKS: OnceLock<bool> = OnceLock::new();
+    *WORKS.get_or_init(|| {
+        // SAFETY: takes nothing and cannot fail.
+        let root = unsafe { libc::geteuid() } == 0;
+        let works = root && pagecrew::trim::support::check().is_ok();
+        if !works {
+            eprintln!("left out: this takes root and Linux 6.12 with transparent huge pages");
+        }
+        works
+    })
+}
+
+/// A program that runs beside the test; killed where the test fails.
+struct Target {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Target {
+    fn start(command: &mut Command) -> Target {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Target { child, output }
+    }
+
+    /// Huge pages with a byte every 50 KiB, once they are there. Returns their address, too.
+    fn sparse(mib: usize, manner: &str) -> (Target, usize) {
+        Target::with_stride(mib, 50 << 10, manner)
+    }
+
+    fn with_stride(mib: usize, stride: usize, manner: &str) -> (Target, usize) {
+        let mut command = Command::new(sparse_program());
+        command.args([&mib.to_string(), &stride.to_string()]).args((!manner.is_empty()).then_some(manner));
+        let mut target = Target::start(&mut command);
+        let line = target.line();
+        let address = line.strip_prefix("ready 0x").unwrap_or_else(|| panic!("{line}"));
+        (target, usize::from_str_radix(address, 16).unwrap())
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    fn resident(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+
+    /// Tells it to check its memory, and hears that all of it is there.
+    fn intact(mut self) {
+        drop(self.child.stdin.take());
+        let mut rest = String::new();
+        self.output.read_to_string(&mut rest).unwrap();
+        assert_eq!((rest.trim(), self.child.wait().unwrap().success()), ("intact", true));
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn trim(arguments: &[&str]) -> Output {
+    pagecrew(&[&["trim"], arguments].concat()).output().unwrap()
+}
+
+/// The object of a pass.
+fn trimmed(arguments: &[&str]) -> Value {
+    let output = trim(&[arguments, &["--json"]].concat());
+    assert!(output.status.success(), "{}", err(&output));
+    serde_json::from_str(&out(&output)).unwrap()
+}
+
+fn count(object: &Value, name: &str) -> u64 {
+    let place = name.split('/').fold(&object["totals"], |place, name| &place[name]);
+    place.as_u64().unwrap_or_else(|| panic!("no {name} in {object}"))
+}
+
+const MIB: usize = 64;
+const PAGES: u64 = MIB as u64 / 2;
+
+#[test]
+fn the_zero_part_goes_and_the_rest_stays() {
+    if !works() {
+        return;
+    }
+    let (target, _) = Target::sparse(MIB, "");
+    let before = target.resident();
+    let object = trimmed(&["--pid", &target.pid()]);
+    assert!(count(&object, "under_used") >= PAGES && count(&object, "huge_pages") >= PAGES, "{object}");
+    let (split, gone) = (count(&object, "split"), count(&object, "gone_bytes"));
+    // Something else may hold on to a page for a moment.
+    assert!(split >= PAGES * 9 / 10 && split + count(&object, "left/busy") >= PAGES, "{object}");
+    assert!(gone >= split * 470 * 4096, "{object}");
+    let went = before - target.resident();
+    assert!(went + (1 << 20) >= gone && went <= gone + (1 << 20), "{went} and {gone}");
+    target.intact();
+}
+
+#[test]
+fn a_dry_run_and_dense_memory_change_nothing() {
+    if !works() {
+        return;
+    }
+    let (target, _) = Target::sparse(MIB, "");
+    let before = target.resident();
+    let object = trimmed(&["--pid", &target.pid(), "--dry-run"]);
+    assert!(count(&object, "could_go_bytes") > PAGES * 400 * 4096 && count(&object, "gone_bytes") == 0, "{object}");
+    assert!(target.resident().abs_diff(before) < 1 << 20);
+    let text = out(&trim(&["--pid", &target.pid(), "--dry-run"]));
+    assert!(text.contains("under-used") && text.contains(&target.pid()) && text.contains("sparse"), "{text}");
+    target.intact();
+    let (target, _) = Target::with_stride(MIB, 64, "");
+    let object = trimmed(&["--pid", &target.pid()]);
+    assert_eq!((count(&object, "under_used"), count(&object, "used") >= PAGES), (0, true), "{object}");
+    assert!(count(&object, "read_of_used_bytes") / count(&object, "used") <= 65536, "{object}");
+    target.intact();
+}
+
+#[test]
+fn locked_and_shared_pages_are_left_and_counted() {
+    if !works() {
+        return;
+    }
+    for (manner, reason) in [("locked", "left/locked"), ("shared", "left/shared")] {
+        let (target, _) = Target::sparse(MIB, manner);
+        let object = trimmed(&["--pid", &target.pid()]);
+        assert!(count(&object, reason) >= PAGES && count(&object, "gone_bytes") == 0, "{object}");
+        let text = out(&trim(&["--pid", &target.pid()]));
+        assert!(text.contains(reason.trim_start_matches("left/")), "{text}");
+        target.intact();
+    }
+}
+
+#[test]
+fn what_is_excluded_or_protects_itself_is_left() {
+    if !works() {
+        return;
+    }
+    let (target, start) = Target::sparse(MIB, "");
+    let half = format!("{start:x}-{:x}", start + (MIB << 19));
+    let object = trimmed(&["--pid", &target.pid(), "--exclude", &half]);
+    assert!(count(&object, "left/excluded") >= PAGES / 2 && count(&object, "split") <= PAGES / 2 + 2, "{object}");
+    // By the name that it has given itself, and by a file that anything can make.
+    let object = trimmed(&["--pid", &target.pid(), "--never", "sparse"]);
+    let reason = object["processes"][0]["error"].as_str().unwrap();
+    assert!(count(&object, "looked_at") == 0 && reason.contains("name"), "{object}");
+    let directory = Path::new("/dev/shm/pagecrew-0/no-trim");
+    std::fs::create_dir_all(directory).unwrap();
+    let file = directory.join(target.pid());
+    std::fs::write(&file, "").unwrap();
+    let object = trimmed(&["--pid", &target.pid()]);
+    std::fs::remove_file(&file).unwrap();
+    assert!(count(&object, "looked_at") == 0, "{object}");
+    assert!(object["processes"][0]["error"].as_str().unwrap().contains("left alone"), "{object}");
+    target.intact();
+}
+
+#[test]
+fn nonsense_and_what_is_not_there_get_one_line() {
+    fails(pagecrew(&["trim"]), 2, &["--pid"]);
+    fails(pagecrew(&["trim", "--all", "--max-zero", "many"]), 2, &["many"]);
+    fails(pagecrew(&["trim", "--all", "--exclude", "2000-1000"]), 2, &["2000-1000"]);
+    fails(pagecrew(&["trim", "--cgroup", "/no/such/group"]), 2, &["/no/such/group"]);
+    fails(pagecrew(&["trim", "--all", "--config", "/no/such/file"]), 2, &["/no/such/file"]);
+    let file = directory().join("trim.toml");
+    std::fs::write(&file, "max-zeros = 3\n").unwrap();
+    fails(pagecrew(&["trim", "--all", "--config", file.to_str().unwrap()]), 2, &["max-zeros"]);
+    if works() {
+        fails(pagecrew(&["trim", "--pid", "2147483647"]), 1, &["2147483647", "not there"]);
+    }
+}
+
+#[test]
+fn without_the_right_it_says_which_is_missing() {
+    if !works() || Command::new("setpriv").arg("--version").output().is_err() {
+        return;
+    }
+    let without = |right: &str, pid: &str| {
+        let mut command = Command::new("setpriv");
+        command.args([&format!("--bounding-set=-{right}"), &format!("--inh-caps=-{right}")]);
+        command.args([env!("CARGO_BIN_EXE_pagecrew"), "trim", "--pid", pid]);
+        command
+    };
+    let (target, _) = Target::sparse(2, "");
+    fails(without("sys_nice", &target.pid()), 3, &["CAP_SYS_NICE", &target.pid()]);
+    // Looking needs no such right.
+    let mut dry = without("sys_nice", &target.pid());
+    assert!(dry.arg("--dry-run").output().unwrap().status.success());
+    let mut other = Command::new("setpriv");
+    other.args(["--reuid=65534", "--regid=65534", "--clear-groups", "sleep", "60"]);
+    let other = Target::start(&mut other);
+    let name = || std::fs::read_to_string(format!("/proc/{}/comm", other.pid())).unwrap();
+    while name().trim() != "sleep" {
+        std::thread::yield_now();
+    }
+    fails(without("sys_ptrace", &other.pid()), 3, &["CAP_SYS_PTRACE", &other.pid()]);
+    target.intact();
+}
+
+#[test]
+fn a_watch_goes_on_until_it_is_told_to_end() {
+    if !works() {
+        return;
+    }
+    let (first, _) = Target::sparse(MIB, "");
+    let arguments = ["trim", "--watch", "--pid", &first.pid(), "--interval", "200ms", "--cpu", "50", "--json"];
+    let mut watch = Target::start(&mut pagecrew(&arguments));
+    let object = |line: &str| serde_json::from_str::<Value>(line).unwrap();
+    let begin = Instant::now();
+    loop {
+        let now = object(&watch.line());
+        if count(&now, "split") >= PAGES * 9 / 10 {
+            break;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "{now}");
+    }
+    // SAFETY: the process is this test's own child.
+    unsafe { libc::kill(watch.child.id() as i32, libc::SIGTERM) };
+    let mut rest = String::new();
+    watch.output.read_to_string(&mut rest).unwrap();
+    assert!(watch.child.wait().unwrap().success());
+    object(rest.lines().last().unwrap());
+    first.intact();
+    // And with the last of the processes that it was told.
+    let (target, _) = Target::sparse(2, "");
+    let mut watch =
+        Target::start(&mut pagecrew(&["trim", "--watch", "--pid", &target.pid(), "--interval", "100ms", "--json"]));
+    object(&watch.line());
+    target.intact();
+    watch.output.read_to_string(&mut rest).unwrap();
+    assert!(watch.child.wait().unwrap().success());
+}
+
+#[test]
+fn one_percent_of_a_cpu_is_one_percent() {
+    if !works() {
+        return;
+    }
+    let (target, _) = Target::with_stride(256, 64, "");
+    let mut watch = Target::start(&mut pagecrew(&["trim", "--watch", "--pid", &target.pid(), "--interval", "100ms"]));
+    std::thread::sleep(Duration::from_secs(5));
+    let ticks = |pid: &str| -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let fields: Vec<_> = text.rsplit_once(')').unwrap().1.split_ascii_whitespace().collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    };
+    // Starting takes a moment, and what was saved up for ten seconds may be used at once.
+    let used = ticks(&watch.pid());
+    assert!(used <= 40, "{used} ticks of 10 ms in 5 s");
+    watch.child.kill().unwrap();
+    target.intact();
+}
+
+/// Passes over `target` one after the other until it has ended. Returns how many huge pages were split.
+fn trim_until_it_ends(target: &mut Target) -> u64 {
+    let mut split = 0;
+    while target.child.try_wait().unwrap().is_none() {
+        // Before the threads of the target, which are more than there are CPUs.
+        let mut command = Command::new("nice");
+        command.args(["-n", "-15", env!("CARGO_BIN_EXE_pagecrew"), "trim", "--pid", &target.pid(), "--json"]);
+        let output = command.output().unwrap();
+        match output.status.code() {
+            Some(0) => split += count(&serde_json::from_str(&out(&output)).unwrap(), "split"),
+            Some(1) => assert!(err(&output).contains("is not there"), "{}", err(&output)),
+            status => panic!("{status:?}: {}", err(&output)),
+        }
+    }
+    split
+}
+
+fn no_write_is_lost(writes: u64) {
+    if !works() {
+        return;
+    }
+    static FILE: OnceLock<PathBuf> = OnceLock::new();
+    let mut command = Command::new(program("writers", include_str!("trim/writers.c"), &FILE));
+    let mut target = Target::start(command.args(["64", "16", &writes.to_string()]));
+    assert_eq!(target.line(), "ready");
+    let split = trim_until_it_ends(&mut target);
+    let line = target.line();
+    eprintln!("{writes} writes, {split} huge pages split meanwhile: {line}");
+    assert!(target.child.wait().unwrap().success() && line.starts_with("0 lost") && split > 100, "{split}: {line}");
+}
+
+#[test]
+fn no_write_of_sixteen_threads_is_lost() {
+    no_write_is_lost(100_000_000);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn no_write_of_a_billion_is_lost() {
+    no_write_is_lost(1_000_000_000);
+}
+
+#[test]
+fn a_process_may_do_as_it_likes_meanwhile() {
+    if !works() {
+        return;
+    }
+    static FILE: OnceLock<PathBuf> = OnceLock::new();
+    let file = program("restless", include_str!("trim/restless.c"), &FILE);
+    for _ in 0..3 {
+        let mut target = Target::start(Command::new(&file).arg("20"));
+        let split = trim_until_it_ends(&mut target);
+        assert_eq!((target.line().as_str(), target.child.wait().unwrap().success()), ("done", true));
+        assert!(split > 0);
+    }
+}

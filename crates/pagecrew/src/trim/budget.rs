@@ -1,0 +1,171 @@
+//! What trimming may take from others: pure arithmetic.
+
+use crate::sys::PAGE_SIZE;
+use std::time::Duration;
+
+/// An allowance that fills up with time. Something is charged after it was done, since only then its cost is known; then nothing more
+/// may be done until the debt is paid off. So what was taken never exceeds what was granted by more than the last piece.
+#[derive(Debug, Clone)]
+pub struct Bucket {
+    per_ns: f64,
+    most: f64,
+    left: f64,
+    at_ns: u64,
+}
+
+impl Bucket {
+    /// An allowance of `per_second` that saves up what was not used for up to `saved`, full at the time `now_ns`.
+    pub fn new(per_second: f64, saved: Duration, now_ns: u64) -> Bucket {
+        let most = per_second * saved.as_secs_f64();
+        Bucket { per_ns: per_second / 1e9, most, left: most, at_ns: now_ns }
+    }
+
+    fn fill(&mut self, now_ns: u64) {
+        let passed = now_ns.saturating_sub(self.at_ns) as f64;
+        self.at_ns = self.at_ns.max(now_ns);
+        self.left = (self.left + passed * self.per_ns).min(self.most);
+    }
+
+    /// Charges `amount`.
+    pub fn charge(&mut self, amount: f64, now_ns: u64) {
+        self.fill(now_ns);
+        self.left -= amount;
+    }
+
+    /// How long nothing may be done; zero if something may.
+    pub fn wait(&mut self, now_ns: u64) -> Duration {
+        self.fill(now_ns);
+        if self.left >= 0.0 { Duration::ZERO } else { Duration::from_nanos((-self.left / self.per_ns).ceil() as u64) }
+    }
+}
+
+/// The processor time and the memory traffic that trimming may take.
+#[derive(Debug, Clone)]
+pub struct Budget {
+    cpu: Bucket,
+    traffic: Bucket,
+}
+
+/// What is saved up while there is nothing to do, in time: a program that has just made a mess is seen to soon.
+const SAVED: Duration = Duration::from_secs(10);
+
+impl Budget {
+    /// At most the share `cpu` of one CPU, and `traffic` bytes a second read.
+    ///
+    /// # Panics
+    /// If one of them is not positive.
+    pub fn new(cpu: f64, traffic: usize, now_ns: u64) -> Budget {
+        assert!(cpu > 0.0 && traffic > 0);
+        Budget { cpu: Bucket::new(cpu * 1e9, SAVED, now_ns), traffic: Bucket::new(traffic as f64, SAVED, now_ns) }
+    }
+
+    /// Charges what was done.
+    pub fn charge(&mut self, cpu_ns: u64, read_bytes: u64, now_ns: u64) {
+        self.cpu.charge(cpu_ns as f64, now_ns);
+        self.traffic.charge(read_bytes as f64, now_ns);
+    }
+
+    /// How long nothing may be done.
+    pub fn wait(&mut self, now_ns: u64) -> Duration {
+        self.cpu.wait(now_ns).max(self.traffic.wait(now_ns))
+    }
+}
+
+/// How much may be read of a huge page that then turns out to be used, on average over all of a process's.
+pub const READ_OF_USED: usize = 16 * PAGE_SIZE;
+
+/// Whether one more look at a huge page may read more than [`READ_OF_USED`]. Pages that are dense are recognised by much less; what they
+/// leave is what a closer look at another may cost if that is used, too. Each process begins with one such look.
+#[derive(Debug, Clone)]
+pub struct Credit(isize);
+
+impl Credit {
+    /// As much as one huge page is long.
+    pub fn new() -> Credit {
+        Credit(crate::sys::HUGE_PAGE_SIZE as isize)
+    }
+
+    /// Whether all of a huge page may be read.
+    pub fn suffices(&self) -> bool {
+        self.0 >= crate::sys::HUGE_PAGE_SIZE as isize
+    }
+
+    /// A huge page that is used has cost `read` bytes.
+    pub fn used(&mut self, read: usize) {
+        // What was saved is bounded, so that a program that changes its ways is not read closely for long.
+        self.0 = (self.0 + READ_OF_USED as isize - read as isize).min(64 * crate::sys::HUGE_PAGE_SIZE as isize);
+    }
+}
+
+impl Default for Credit {
+    fn default() -> Credit {
+        Credit::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::HUGE_PAGE_SIZE;
+    use proptest::prelude::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn what_was_not_used_is_saved_for_a_while() {
+        let mut bucket = Bucket::new(100.0, Duration::from_secs(2), 0);
+        bucket.charge(150.0, 0);
+        assert_eq!(bucket.wait(0), Duration::ZERO);
+        bucket.charge(150.0, 0);
+        assert_eq!(bucket.wait(0), Duration::from_secs(1));
+        assert_eq!(bucket.wait(SECOND / 2), Duration::from_millis(500));
+        assert_eq!(bucket.wait(1000 * SECOND), Duration::ZERO);
+        bucket.charge(300.0, 1000 * SECOND);
+        assert_eq!(bucket.wait(1000 * SECOND), Duration::from_secs(1));
+        // A clock that was read earlier changes nothing.
+        assert_eq!(bucket.wait(0), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn each_of_the_two_can_be_what_is_lacking() {
+        let mut budget = Budget::new(0.01, 1 << 20, 0);
+        budget.charge(SECOND / 10, 0, 0);
+        assert_eq!(budget.wait(0), Duration::ZERO);
+        budget.charge(SECOND / 100, 0, 0);
+        assert_eq!(budget.wait(0), Duration::from_secs(1));
+        let mut budget = Budget::new(0.01, 1 << 20, 0);
+        budget.charge(0, 12 << 20, 0);
+        assert_eq!(budget.wait(0), Duration::from_secs(2));
+    }
+
+    proptest! {
+        #[test]
+        fn no_more_is_taken_than_granted_and_the_last_piece(
+            pieces in proptest::collection::vec((1u64..50_000_000, 0u64..SECOND), 1..200),
+        ) {
+            let mut budget = Budget::new(0.02, 1 << 30, 0);
+            let (mut now, mut taken, mut last) = (0, 0, 0);
+            for (piece, pause) in pieces {
+                now += pause + budget.wait(now + pause).as_nanos() as u64;
+                // Whatever was taken before the last piece was within what had been granted by then.
+                prop_assert!((taken - last) as f64 <= 0.02 * (now + 10 * SECOND) as f64 + 1.0);
+                budget.charge(piece, 0, now);
+                taken += piece;
+                last = piece;
+            }
+            prop_assert!((taken - last) as f64 <= 0.02 * (now + 10 * SECOND) as f64 + 1.0);
+        }
+
+        #[test]
+        fn what_is_read_of_used_pages_stays_within_the_average(dense: Vec<bool>) {
+            let (mut credit, mut read) = (Credit::new(), 0);
+            for &dense in &dense {
+                // The worst there can be: closely read to its end, and used.
+                let cost = if dense { 2048 } else if credit.suffices() { HUGE_PAGE_SIZE } else { READ_OF_USED };
+                credit.used(cost);
+                read += cost;
+            }
+            prop_assert!(read <= dense.len() * READ_OF_USED + HUGE_PAGE_SIZE);
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Trimming this very process: all of it as a call, or a region's spans as long as it runs. Takes no rights.
+
+use super::fleet::{Fleet, Id, Turn};
+use super::options::Options;
+use super::tally::Tally;
+use super::target::{Mapping, MappingKind, Other, Target, TargetError};
+use super::trimmer::{Clock, Kernel, Step, Trimmer};
+use crate::region::{Region, Rider};
+use crate::stats::Counters;
+use crate::sys::memory::{self, Advice, Range};
+use crate::sys::pagemap::{Category, HugeKind, Pagemap};
+use crate::sys::{Errno, process};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Looks at every huge page of this process once, the spans of regions included, and splits those that are under-used.
+///
+/// # Errors
+/// See [`TargetError`]; what is the matter with single pages is counted.
+pub fn own_process(options: Options) -> Result<Tally, TargetError> {
+    let pid = std::process::id() as i32;
+    let other = Other::open(pid, options.dry_run)?;
+    once(other, options).map_err(|error| TargetError::Kernel(pid, error))
+}
+
+/// Looks at every huge page of a region's spans in use once, and splits those that are under-used. What is free isn't read.
+///
+/// # Errors
+/// `ENOTTY` on kernels before 6.7, and whatever else the kernel says.
+pub fn spans(region: &Region, options: Options) -> Result<Tally, Errno> {
+    let tally = once(Own::new(region.huge_spans()), options)?;
+    region.stats().counters.trimmed_huge_pages.add(tally.split);
+    region.stats().counters.trimmed_bytes.add(tally.gone_bytes);
+    Ok(tally)
+}
+
+fn once<T: Target>(target: T, options: Options) -> Result<Tally, Errno> {
+    let mut trimmer = Trimmer::new(target, options, Kernel.now_ns());
+    trimmer.scan(&Kernel)?;
+    while trimmer.step(&Kernel)? == Step::Looked {}
+    Ok(*trimmer.tally())
+}
+
+/// The spans of a region, as they were when last asked for. No descriptor of the page map is kept: a program may close all that it doesn't
+/// know.
+struct Own(Mutex<Vec<Range>>);
+
+impl Own {
+    fn new(spans: Vec<Range>) -> Own {
+        Own(Mutex::new(spans))
+    }
+
+    fn spans(&self) -> MutexGuard<'_, Vec<Range>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Target for Own {
+    fn mappings(&self) -> Result<Vec<Mapping>, Errno> {
+        let mapping = |&range: &Range| Mapping { range, name: String::new(), kind: MappingKind::Anonymous };
+        Ok(self.spans().iter().map(mapping).collect())
+    }
+
+    fn huge_pages(&self, range: Range, each: &mut dyn FnMut(Range, HugeKind)) -> Result<(), Errno> {
+        Pagemap::own()?.huge_pages(range, each)
+    }
+
+    fn exclusive(&self, address: usize) -> Result<bool, Errno> {
+        Pagemap::own()?.exclusive(address)
+    }
+
+    fn read(&self, pieces: &[Range], room: &mut [u8]) -> Result<usize, Errno> {
+        // Not by the pointers: the program may protect or unmap what is its own at any time.
+        process::read_own(pieces, room)
+    }
+
+    fn split(&self, part: Range) -> Result<(), Errno> {
+        // SAFETY: this kind of advice changes no contents.
+        unsafe { memory::advise(part, Advice::Cold) }
+    }
+
+    fn bytes_of(&self, range: Range, category: Category) -> Result<usize, Errno> {
+        Pagemap::own()?.bytes_of(range, category)
+    }
+
+    fn alive(&self) -> bool {
+        true
+    }
+}
+
+/// One of this process's regions has only itself to trim.
+const OWN: Id = Id { pid: 0, start_ticks: 0 };
+/// Turns of a ride: a few milliseconds.
+const TURNS: usize = 4;
+const LEAST_PAUSE: Duration = Duration::from_millis(1);
+
+/// Trims a region's spans as long as they are in use, with the region's watcher as its thread: see [`Region::take_along`].
+///
+/// Source: the kernel's own shrinker ("split underutilized THPs", 2024), which only begins when memory is short.
+pub struct SpanTrimmer {
+    options: Options,
+    fleet: Mutex<Option<Fleet<Own>>>,
+}
+
+impl SpanTrimmer {
+    /// With these options; a program's own spans are excluded by their addresses.
+    pub fn new(options: Options) -> SpanTrimmer {
+        SpanTrimmer { options, fleet: Mutex::new(None) }
+    }
+}
+
+impl Rider for SpanTrimmer {
+    fn ride(&self, spans: &dyn Fn() -> Vec<Range>, counters: &Counters) -> Option<Duration> {
+        let mut fleet = self.fleet.lock().unwrap_or_else(PoisonError::into_inner);
+        let fleet = fleet.get_or_insert_with(|| {
+            let mut fleet = Fleet::new(self.options.clone(), &Kernel);
+            fleet.admit(OWN, Own::new(Vec::new()), 0);
+            fleet
+        });
+        let (_, member) = fleet.members().next()?;
+        if member.error().is_some() || member.trimmer().fruitless() {
+            // This kernel, or what the process was denied, rules it out.
+            return None;
+        }
+        *member.trimmer().target().spans() = spans();
+        let before = fleet.total();
+        let mut pause = Duration::ZERO;
+        for _ in 0..TURNS {
+            match fleet.turn(&Kernel) {
+                Turn::Worked => {}
+                Turn::Spent(wait) | Turn::Idle(wait) => {
+                    pause = wait.max(LEAST_PAUSE);
+                    break;
+                }
+            }
+        }
+        let after = fleet.total();
+        counters.trimmed_huge_pages.add(after.split - before.split);
+        counters.trimmed_bytes.add(after.gone_bytes - before.gone_bytes);
+        Some(pause)
+    }
+
+    unsafe fn after_fork(&self) {
+        // SAFETY: by the function's own contract nobody else is here, although the parent's watcher may have held the lock. What was known of
+        // the parent's pages is not given back: it may have been in the middle of a change.
+        unsafe { std::ptr::write((&raw const self.fleet).cast_mut(), Mutex::new(None)) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::{HUGE_PAGE_SIZE, PAGE_SIZE};
+    use crate::trim::support;
+    use std::time::Instant;
+
+    const PAGES: usize = 32;
+
+    /// A span of huge pages with a byte in every sixteenth subpage, and one that is dense; or nothing where there are no huge pages here.
+    fn sparse_and_dense(region: &Region) -> Option<[usize; 2]> {
+        let spans = [0, 1].map(|_| region.allocate(PAGES * HUGE_PAGE_SIZE, 1).unwrap().as_ptr() as usize);
+        for (span, stride) in spans.into_iter().zip([16 * PAGE_SIZE, 64]) {
+            for at in (0..PAGES * HUGE_PAGE_SIZE).step_by(stride) {
+                // SAFETY: inside a span that was handed out to this test.
+                unsafe { ((span + at) as *mut u8).write(1) };
+            }
+        }
+        let range = Range { start: spans[0], len: PAGES * HUGE_PAGE_SIZE };
+        let huge = Pagemap::own().unwrap().bytes_of(range, Category::Huge).unwrap();
+        (support::check().is_ok() && huge == range.len).then_some(spans)
+    }
+
+    fn check(spans: [usize; 2]) {
+        for at in (0..PAGES * HUGE_PAGE_SIZE).step_by(PAGE_SIZE) {
+            // SAFETY: inside spans that were handed out to this test.
+            let bytes = spans.map(|span| unsafe { ((span + at) as *const u8).read() });
+            assert_eq!(bytes, [u8::from(at.is_multiple_of(16 * PAGE_SIZE)), 1]);
+        }
+    }
+
+    fn region() -> Region {
+        Region::new(crate::region::Options::default()).unwrap()
+    }
+
+    #[test]
+    fn the_sparse_span_shrinks_and_free_memory_is_not_read() {
+        let region = region();
+        let Some(live) = sparse_and_dense(&region) else { return };
+        let Some(free) = sparse_and_dense(&region) else { return };
+        for span in free {
+            // SAFETY: the test doesn't use it again.
+            unsafe { region.free(std::ptr::NonNull::new(span as *mut u8).unwrap()).unwrap() };
+        }
+        let tally = spans(&region, Options::default()).unwrap();
+        assert_eq!((tally.looked_at, tally.under_used), (2 * PAGES as u64, PAGES as u64));
+        assert!(tally.split + tally.left.busy == PAGES as u64 && tally.split > PAGES as u64 / 2, "{tally:?}");
+        assert_eq!(tally.gone_bytes, tally.split * 480 * PAGE_SIZE as u64);
+        assert_eq!(region.snapshot().counter("trimmed_bytes"), tally.gone_bytes);
+        check(live);
+    }
+
+    #[test]
+    fn a_rider_trims_what_is_allocated_while_it_rides() {
+        let region = region();
+        let options = Options { interval: Duration::from_millis(50), cpu: None, ..Options::default() };
+        assert!(region.take_along(Box::new(SpanTrimmer::new(options.clone()))));
+        assert!(!region.take_along(Box::new(SpanTrimmer::new(options))));
+        let Some(live) = sparse_and_dense(&region) else { return };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while region.snapshot().counter("trimmed_huge_pages") < PAGES as u64 / 2 {
+            assert!(Instant::now() < deadline, "{:?}", region.snapshot());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        check(live);
+    }
+
+    #[test]
+    fn this_process_trims_itself_without_rights() {
+        let region = region();
+        let Some(live) = sparse_and_dense(&region) else { return };
+        let dry = own_process(Options { dry_run: true, ..Options::default() }).unwrap();
+        assert!(dry.under_used >= PAGES as u64 && dry.split == 0, "{dry:?}");
+        check(live);
+    }
+}
