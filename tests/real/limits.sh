@@ -20,7 +20,7 @@ busy_and_limited() {
     for _ in $(seq $((2 * $(nproc)))); do
         timeout 60 sh -c 'while :; do :; done' &
     done
-    at_exit 'kill $(jobs -p) 2>/dev/null'
+    at_exit "kill \$(jobs -p) 2>/dev/null || true"
     for _ in 1 2 3 4 5; do
         (mib_limited "$@") || exit $?
     done

@@ -5,14 +5,16 @@ use super::session::Session;
 use crate::failure::Failure;
 use crate::output::note;
 use crate::signals::SignalSet;
-use pagecrew::sys::clock::now_ns;
+use pagecrew::sys::clock::{now_ns, thread_cpu_ns};
 use pagecrew::sys::memcg::{Hold, HoldError, Wake};
 use pagecrew::trim::{Kernel, Turn};
 use std::time::Duration;
 
 /// Between two looks for signals: while a group is held, one waits for its files and not for them.
 const SLICE: Duration = Duration::from_millis(100);
-/// A group that is near its limit, and of which the last attempt gave back nothing, is tried again after this time.
+/// A group that is only near its limit may cost more than the budget as long as this share of the CPU time goes into splits. Where it
+/// doesn't, it is seen to again when the budget has paid for the last time, and not before this much time has passed.
+const WORTHWHILE: u64 = 4;
 const AGAIN_NEAR: Duration = Duration::from_secs(1);
 /// How often a held group is searched in vain before it is let go, and how long between: something may be at its pages for a moment.
 const IN_VAIN: usize = 3;
@@ -62,8 +64,11 @@ impl Waiter {
             match hold.wait(left.min(SLICE)) {
                 Wake::Held => relieve(hold, session),
                 Wake::Near if now_ns() >= self.near_ns => {
-                    if squeeze(session) == 0 {
-                        self.near_ns = now_ns() + AGAIN_NEAR.as_nanos() as u64;
+                    let spent = squeeze(session);
+                    if WORTHWHILE * spent.split_ns < spent.cpu_ns {
+                        let share = session.job().options.cpu.unwrap_or(1.0);
+                        let pause = Duration::from_nanos(spent.cpu_ns).div_f64(share);
+                        self.near_ns = now_ns() + pause.max(AGAIN_NEAR).as_nanos() as u64;
                     }
                 }
                 Wake::Near | Wake::Quiet => {}
@@ -75,22 +80,34 @@ impl Waiter {
     }
 }
 
-/// Looks at everything now, whatever the budget. Returns the bytes that went.
-fn squeeze(session: &mut Session) -> u64 {
+/// What came of it, and what it cost.
+struct Squeezed {
+    gone_bytes: u64,
+    cpu_ns: u64,
+    split_ns: u64,
+}
+
+/// Looks at everything now, whatever the budget.
+fn squeeze(session: &mut Session) -> Squeezed {
+    let (before, begin_ns) = (session.total(), thread_cpu_ns());
     // What was started since the last time is what needs the memory.
     if let Err(error) = session.refresh() {
         note(&error.to_string());
     }
-    let before = session.total().gone_bytes;
     session.fleet.hurry();
     while session.fleet.turn(&Kernel) == Turn::Worked {}
-    session.total().gone_bytes - before
+    let after = session.total();
+    Squeezed {
+        gone_bytes: after.gone_bytes - before.gone_bytes,
+        cpu_ns: thread_cpu_ns() - begin_ns,
+        split_ns: after.split_ns - before.split_ns,
+    }
 }
 
 /// Tasks of the group sleep until memory of it is free: gives back what there is, and where there is nothing, leaves it to the kernel.
 fn relieve(hold: &mut Hold, session: &mut Session) {
     for attempt in 0..IN_VAIN {
-        if squeeze(session) > 0 || !hold.held() {
+        if squeeze(session).gone_bytes > 0 || !hold.held() {
             return;
         }
         if attempt + 1 < IN_VAIN {

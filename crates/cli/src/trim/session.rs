@@ -113,6 +113,13 @@ impl Session {
             return Err(Failure::Failed(format!("process {missing} {why}")));
         }
         let explicit = |id: &Id| self.job.selection.pids().contains(&id.pid);
+        let failed = |refused: &Refused| match refused {
+            Refused::Target(TargetError::Thread(_) | TargetError::Kernel(..)) => true,
+            Refused::Target(_) | Refused::Protected | Refused::Never => false,
+        };
+        if let Some((_, refused)) = self.refused.iter().find(|(id, refused)| explicit(id) && failed(refused)) {
+            return Err(Failure::Failed(refused.reason()));
+        }
         let rights =
             |refused: &&Refused| matches!(refused, Refused::Target(TargetError::Access(_) | TargetError::Advice(_)));
         let lacking = || self.refused.iter().filter(|(_, refused)| rights(refused));

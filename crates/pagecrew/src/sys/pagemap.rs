@@ -132,18 +132,19 @@ impl Pagemap {
         })
     }
 
-    /// Whether the page at `address` is mapped by this process alone (4.2).
+    /// Whether the page at `address` is mapped by this process alone (4.2); `None` if there is no page.
     ///
     /// # Errors
     /// `EIO` where nothing could be read: the process has ended or runs another program.
-    pub fn exclusive(&self, address: usize) -> Result<bool, Errno> {
+    pub fn exclusive(&self, address: usize) -> Result<Option<bool>, Errno> {
         const EXCLUSIVE: u64 = 1 << 56;
+        const PRESENT: u64 = 1 << 63;
         let mut entry = 0u64;
         let at = (address / PAGE_SIZE * size_of::<u64>()) as i64;
         // SAFETY: `entry` is a valid place for the eight bytes that are read.
         let count = unsafe { libc::pread(self.0.as_raw_fd(), (&raw mut entry).cast(), size_of::<u64>(), at) };
         match count {
-            8 => Ok(entry & EXCLUSIVE != 0),
+            8 => Ok((entry & PRESENT != 0).then_some(entry & EXCLUSIVE != 0)),
             -1 => Err(Errno::last()),
             _ => Err(Errno(libc::EIO)),
         }

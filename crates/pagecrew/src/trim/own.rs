@@ -65,7 +65,7 @@ impl Target for Own {
         Pagemap::own()?.huge_pages(range, each)
     }
 
-    fn exclusive(&self, address: usize) -> Result<bool, Errno> {
+    fn exclusive(&self, address: usize) -> Result<Option<bool>, Errno> {
         Pagemap::own()?.exclusive(address)
     }
 

@@ -47,11 +47,11 @@ pub trait Target {
     /// Those of [`Pagemap::huge_pages`].
     fn huge_pages(&self, range: Range, each: &mut dyn FnMut(Range, HugeKind)) -> Result<(), Errno>;
 
-    /// Whether no other process maps the page at `address`.
+    /// Whether no other process maps the page at `address`; `None` if there is none.
     ///
     /// # Errors
     /// Those of [`Pagemap::exclusive`].
-    fn exclusive(&self, address: usize) -> Result<bool, Errno>;
+    fn exclusive(&self, address: usize) -> Result<Option<bool>, Errno>;
 
     /// Reads `pieces` into `room`.
     ///
@@ -80,6 +80,8 @@ pub trait Target {
 pub enum TargetError {
     /// There is no such process, or it has ended.
     Ended(i32),
+    /// The number is a thread's.
+    Thread(i32),
     /// The right to look at its memory is missing.
     Access(i32),
     /// The right to give it advice is missing.
@@ -92,6 +94,7 @@ impl fmt::Display for TargetError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             TargetError::Ended(pid) => write!(f, "process {pid} has ended"),
+            TargetError::Thread(pid) => write!(f, "{pid} is a thread and not a process"),
             TargetError::Access(pid) => write!(
                 f,
                 "the memory of process {pid} may not be read: that needs CAP_SYS_PTRACE, or the same user and \
@@ -125,7 +128,11 @@ impl Other {
             libc::EACCES | libc::EPERM => TargetError::Access(pid),
             _ => TargetError::Kernel(pid, error),
         };
-        let process = Process::open(pid).map_err(error)?;
+        let process = Process::open(pid).map_err(|refused| match refused.0 {
+            // The latter since 6.14.
+            libc::EINVAL | libc::ENOENT => TargetError::Thread(pid),
+            _ => error(refused),
+        })?;
         let other = Other { pagemap: Pagemap::of(pid).map_err(error)?, process };
         // The page map may be opened with fewer rights than reading takes. An address that nothing is mapped at shows which there are.
         let nowhere = Range { start: 0, len: 1 };
@@ -188,7 +195,7 @@ impl Target for Other {
         self.pagemap.huge_pages(range, each)
     }
 
-    fn exclusive(&self, address: usize) -> Result<bool, Errno> {
+    fn exclusive(&self, address: usize) -> Result<Option<bool>, Errno> {
         self.pagemap.exclusive(address)
     }
 

@@ -162,9 +162,9 @@ impl Target for Process {
         Ok(())
     }
 
-    fn exclusive(&self, address: usize) -> Result<bool, Errno> {
+    fn exclusive(&self, address: usize) -> Result<Option<bool>, Errno> {
         self.call()?;
-        Ok(self.page(address).manner != Manner::Shared)
+        Ok(Some(self.page(address).manner != Manner::Shared))
     }
 
     fn read(&self, pieces: &[Range], room: &mut [u8]) -> Result<usize, Errno> {

@@ -225,9 +225,16 @@ impl<T: Target> Trimmer<T> {
     }
 
     fn look(&mut self, page: usize, clock: &impl Clock) -> Result<Outcome, Errno> {
-        if !self.target.exclusive(page)? {
-            self.tally.left.shared += 1;
-            return Ok(Outcome::Left);
+        match self.target.exclusive(page)? {
+            Some(true) => {}
+            Some(false) => {
+                self.tally.left.shared += 1;
+                return Ok(Outcome::Left);
+            }
+            None => {
+                self.tally.left.vanished += 1;
+                return Ok(Outcome::Left);
+            }
         }
         let look = match self.examine(page) {
             Ok(look) => look,

@@ -1,0 +1,21 @@
+// The case of "split underutilized THPs": sparse MIB ROUNDS [dense]. One byte every 50 KiB of huge pages, checked and unmapped, again and
+// again; or all of them.
+#include "check.h"
+#include <sys/mman.h>
+
+int main(int count, char **arguments) {
+    CHECK(count >= 3);
+    size_t huge = 2 * MIB, bytes = strtoul(arguments[1], NULL, 10) * MIB;
+    size_t stride = count > 3 ? PAGE : 50 * KIB;
+    alarm(100);
+    for (unsigned long round = strtoul(arguments[2], NULL, 10); round > 0; round--) {
+        char *mapped = mmap(NULL, bytes + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(mapped != MAP_FAILED);
+        char *start = (char *)(((uintptr_t)mapped + huge - 1) & ~(uintptr_t)(huge - 1));
+        CHECK(!madvise(start, bytes, MADV_HUGEPAGE));
+        for (size_t at = 0; at < bytes; at += stride) start[at] = 'Z';
+        for (size_t at = 0; at < bytes; at += stride) CHECK(start[at] == 'Z' && (stride == PAGE || start[at + 1] == 0));
+        CHECK(!munmap(mapped, bytes + huge));
+    }
+    return 0;
+}
