@@ -7,7 +7,7 @@
 //! - `contestant`, `program`, `contest`: which malloc, one measured process, and taking turns.
 //! - `machine`, `python`: what this machine has room for and has installed.
 //! - `worker`: the measured programs.
-//! - `cases`: `free`, `alloc`, `polite` and `frame`.
+//! - `cases`: `free`, `alloc`, `polite`, `frame` and `trim`.
 //! - `demo`: real programs with and without Pagecrew.
 
 mod cases;

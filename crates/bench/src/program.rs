@@ -5,8 +5,10 @@ use anyhow::{Context, Result, bail};
 use pagecrew::sys::clock;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 /// What a program used, as the kernel tells its parent (`wait4`).
 #[derive(Debug, Clone, Copy)]
@@ -45,12 +47,35 @@ fn figure(line: &str) -> Result<f64> {
 /// This very executable, even if another one has taken its place since it was started.
 const THIS_EXECUTABLE: &str = "/proc/self/exe";
 
+/// The command of this executable that a worker is.
+const WORKER: &str = "bench-worker";
+
 /// This executable as a worker with `arguments`, on `contestant`'s memory.
 pub fn worker(contestant: &Contestant, arguments: &[&str]) -> Command {
     let mut command = Command::new(THIS_EXECUTABLE);
-    command.arg("bench-worker").args(arguments);
+    command.arg(WORKER).args(arguments);
     contestant.prepare(&mut command);
     command
+}
+
+/// This executable with `arguments`, as a user would run it.
+pub fn pagecrew(arguments: &[&str]) -> Command {
+    let mut command = Command::new(THIS_EXECUTABLE);
+    command.args(arguments);
+    Contestant::plain("pagecrew").prepare(&mut command);
+    command
+}
+
+/// What people call the program of `command`.
+fn name(command: &Command) -> String {
+    if command.get_program() != THIS_EXECUTABLE {
+        return command.get_program().display().to_string();
+    }
+    let mut arguments = command.get_args();
+    match arguments.next() {
+        Some(first) if first != WORKER => format!("pagecrew {}", first.display()),
+        _ => format!("bench worker {}", arguments.next().unwrap_or_default().display()),
+    }
 }
 
 /// Runs `command` to its end and returns what it printed and used.
@@ -59,8 +84,7 @@ pub fn worker(contestant: &Contestant, arguments: &[&str]) -> Command {
 /// If it can't be started or fails.
 pub fn run(command: &mut Command) -> Result<Outcome> {
     let mut running = Running::start(command)?;
-    let mut output = String::new();
-    running.output.read_to_string(&mut output)?;
+    let output = running.rest()?;
     let usage = running.wait()?;
     Ok(Outcome { output, usage })
 }
@@ -80,10 +104,7 @@ impl Running {
     /// # Errors
     /// If it can't be started.
     pub fn start(command: &mut Command) -> Result<Running> {
-        let name = match command.get_program() {
-            program if program == THIS_EXECUTABLE => format!("bench worker {:?}", command.get_args().nth(1)),
-            program => program.display().to_string(),
-        };
+        let name = name(command);
         // SAFETY: between fork and exec the closure makes one system call and touches no memory of its parent's.
         unsafe {
             command.pre_exec(|| {
@@ -137,11 +158,66 @@ impl Running {
         Ok(input.flush()?)
     }
 
+    /// Reads what it still says until it ends.
+    ///
+    /// # Errors
+    /// If that is not text.
+    pub fn rest(&mut self) -> Result<String> {
+        let mut text = String::new();
+        self.output.read_to_string(&mut text)?;
+        Ok(text)
+    }
+
+    /// Sends it `signal`.
+    ///
+    /// # Errors
+    /// If it is no longer there.
+    pub fn signal(&self, signal: i32) -> Result<()> {
+        let child = self.child.as_ref().with_context(|| format!("{} was waited for already", self.name))?;
+        // SAFETY: no memory is involved; the child was not waited for, so the number is still its own.
+        let sent = unsafe { libc::kill(child.id() as i32, signal) };
+        if sent == 0 {
+            return Ok(());
+        }
+        Err(std::io::Error::last_os_error()).with_context(|| format!("a signal for {}", self.name))
+    }
+
+    /// Waits until it has ended, for `limit` at most; whether it has.
+    ///
+    /// # Errors
+    /// If the kernel has no process descriptors (5.3).
+    pub fn ends_within(&self, limit: Duration) -> Result<bool> {
+        // SAFETY: no memory is involved.
+        let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, self.pid(), 0) };
+        if descriptor < 0 {
+            return Err(std::io::Error::last_os_error()).with_context(|| format!("watching {}", self.name));
+        }
+        // SAFETY: the descriptor is new and nobody else's.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor as i32) };
+        let mut poll = libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let milliseconds = limit.as_millis().min(i32::MAX as u128) as i32;
+        // SAFETY: one valid `pollfd`. A signal counts as the end of the time, and no handler of ours returns.
+        Ok(unsafe { libc::poll(&mut poll, 1, milliseconds) } > 0)
+    }
+
     /// Ends its input and waits for it.
     ///
     /// # Errors
     /// If it fails.
-    pub fn wait(mut self) -> Result<Usage> {
+    pub fn wait(self) -> Result<Usage> {
+        let name = self.name.clone();
+        let (status, usage) = self.end()?;
+        if !status.success() {
+            bail!("{name} failed: {status}");
+        }
+        Ok(usage)
+    }
+
+    /// Ends its input, waits for it, and says how it ended.
+    ///
+    /// # Errors
+    /// If it can't be waited for.
+    pub fn end(mut self) -> Result<(ExitStatus, Usage)> {
         drop(self.input.take());
         let Some(child) = self.child.take() else { bail!("{} was waited for already", self.name) };
         let mut status = 0;
@@ -155,12 +231,9 @@ impl Running {
             }
         }
         let seconds = (clock::now_ns() - self.started_ns) as f64 / 1e9;
-        let status = ExitStatus::from_raw(status);
-        if !status.success() {
-            bail!("{} failed: {status}", self.name);
-        }
         let faults = (usage.ru_minflt + usage.ru_majflt) as u64;
-        Ok(Usage { seconds, faults, peak_mib: usage.ru_maxrss as f64 / 1024.0 })
+        let usage = Usage { seconds, faults, peak_mib: usage.ru_maxrss as f64 / 1024.0 };
+        Ok((ExitStatus::from_raw(status), usage))
     }
 }
 
@@ -205,5 +278,23 @@ mod tests {
         assert_eq!(running.figure().unwrap(), 8.0);
         running.go().unwrap();
         running.wait().unwrap();
+    }
+
+    #[test]
+    fn a_program_that_is_ended() {
+        let mut running = Running::start(Command::new("sh").args(["-c", "echo 1; echo 2; read x"])).unwrap();
+        assert_eq!(running.figure().unwrap(), 1.0);
+        assert!(!running.ends_within(Duration::from_millis(10)).unwrap());
+        running.signal(libc::SIGKILL).unwrap();
+        assert!(running.ends_within(Duration::from_secs(60)).unwrap());
+        assert_eq!(running.rest().unwrap(), "2\n");
+        assert_eq!(running.end().unwrap().0.signal(), Some(libc::SIGKILL));
+    }
+
+    #[test]
+    fn what_people_call_a_program() {
+        assert_eq!(name(&worker(&Contestant::plain("x"), &["warm", "1"])), "bench worker warm");
+        assert_eq!(name(&pagecrew(&["trim", "--all"])), "pagecrew trim");
+        assert_eq!(name(&Command::new("redis-server")), "redis-server");
     }
 }

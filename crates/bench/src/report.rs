@@ -60,9 +60,12 @@ impl Report {
         Ok(())
     }
 
-    /// Prints the table of the rows since the last one.
+    /// Prints the table of the rows since the last one, if there are any.
     pub fn table(&mut self, title: &str) -> Result<()> {
         let rows = self.take_rows();
+        if rows.is_empty() {
+            return Ok(());
+        }
         self.print(title, &Row::HEADINGS, rows.iter().map(|row| row.cells().to_vec()))
     }
 

@@ -122,7 +122,7 @@ impl Row {
             (Some(bar), Some("ratio")) => format!("{bar}x"),
             (Some(bar), Some("extra_ms")) => format!("at most +{bar} ms"),
             (Some(bar), Some("times_theirs")) => format!("at most {bar}x theirs"),
-            (Some(bar), _) => format!("at most {bar} {}", self.unit),
+            (Some(bar), _) => format!("at most {bar} {}", self.unit).trim_end().to_owned(),
             (None, _) => String::new(),
         };
         let verdict = match self.met {
@@ -196,6 +196,12 @@ mod tests {
         assert_eq!((start.met, start.extra_ms), (Some(true), Some(2.5)));
         assert_eq!(compare(Bar::Times(1.1)).row(109.0, "p", 100.0).met, Some(true));
         assert_eq!(compare(Bar::Times(1.1)).row(111.0, "p", 100.0).met, Some(false));
+    }
+
+    #[test]
+    fn counts_have_no_unit() {
+        let row = Comparison::new("trim", "killed", "").bar(Bar::Ours(0.0)).resolution(1.0).row(0.0, "p", 5.0);
+        assert_eq!(row.cells(), ["killed", "0", "p", "5", "5.00x", "at most 0 met"]);
     }
 
     #[test]

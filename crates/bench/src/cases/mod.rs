@@ -4,13 +4,14 @@ mod alloc;
 mod frame;
 mod free;
 mod polite;
+mod trim;
 
 use crate::contestant::{Contestant, Peers};
 use crate::report::Report;
 use anyhow::{Result, bail};
 
 /// Every bench, in the order in which they run.
-pub const NAMES: &[&str] = &["free", "alloc", "polite", "frame"];
+pub const NAMES: &[&str] = &["free", "alloc", "polite", "frame", "trim"];
 
 /// What every bench gets.
 pub struct Setting {
@@ -49,7 +50,8 @@ pub fn run(names: &[String], quick: bool, json: bool) -> Result<()> {
             "free" => free::run(&setting, &mut report)?,
             "alloc" => alloc::run(&setting, &mut report)?,
             "polite" => polite::run(&setting, &mut report)?,
-            _ => frame::run(&setting, &mut report)?,
+            "frame" => frame::run(&setting, &mut report)?,
+            _ => trim::run(&setting, &mut report)?,
         }
         report.table(name)?;
     }
@@ -63,6 +65,6 @@ mod tests {
     #[test]
     fn an_unknown_bench_is_refused_before_anything_runs() {
         let error = run(&["fre".to_owned()], true, true).unwrap_err();
-        assert_eq!(error.to_string(), "there is no bench called 'fre'; there are free, alloc, polite, frame");
+        assert_eq!(error.to_string(), "there is no bench called 'fre'; there are free, alloc, polite, frame, trim");
     }
 }

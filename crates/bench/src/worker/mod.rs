@@ -3,18 +3,28 @@
 mod block;
 mod bystander;
 mod churn;
+mod dense;
 mod frames;
 mod grow;
+mod huge;
 mod idle;
+mod keep;
 mod pairs;
+mod random;
 mod release;
+mod sparse;
+mod table;
 
 use anyhow::{Context, Result, bail};
 use block::{Block, Origin};
 pub use bystander::STRIDE as BYSTANDER_STRIDE;
 pub use frames::LARGEST_BATCH;
+use huge::Pages;
+pub use sparse::marked_pages;
 use std::io::Write;
+use std::path::Path;
 use std::time::Duration;
+pub use table::Kind as TableKind;
 
 /// Runs the worker that `args` name.
 pub fn run(args: &[String]) -> Result<()> {
@@ -32,6 +42,21 @@ pub fn run(args: &[String]) -> Result<()> {
         "frames-metadata" => frames::metadata(),
         "pairs" => pairs::run(args.number(1)?, args.number(2)?),
         "bystander" => bystander::run(args.number(1)?, args.text(2)?, args.number(3)?),
+        "keep-setting" => {
+            keep::ignore_ends();
+            keep::setting(Path::new(args.text(1)?), args.text(2)?, std::io::stdin().lock())
+        }
+        "keep-group" => {
+            keep::ignore_ends();
+            keep::group(Path::new(args.text(1)?), std::io::stdin().lock())
+        }
+        "trim-sparse" => sparse::run(args.number(1)?, std::io::stdin().lock()),
+        "trim-stress" => sparse::stress(args.number(1)?, args.number(2)?),
+        "trim-dense" => dense::run(dense::Kind::named(args.text(1)?)?, args.number(2)?, std::io::stdin().lock()),
+        "trim-table" => {
+            let kind = TableKind::named(args.text(1)?)?;
+            table::run(kind, args.number(2)?, args.pages(3)?, std::io::stdin().lock())
+        }
         other => bail!("there is no bench worker called '{other}'"),
     }
 }
@@ -70,6 +95,14 @@ impl<'a> Arguments<'a> {
             other => bail!("memory comes from malloc or map, not from '{other}'"),
         }
     }
+
+    fn pages(&self, index: usize) -> Result<Pages> {
+        match self.text(index)? {
+            "huge" => Ok(Pages::Huge),
+            "small" => Ok(Pages::Small),
+            other => bail!("pages are huge or small, not '{other}'"),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -82,7 +115,15 @@ mod tests {
 
     #[test]
     fn arguments_that_no_worker_understands() {
-        for args in [&[][..], &["dance"], &["warm"], &["warm", "much"], &["release", "heap", "4096"]] {
+        let nonsense = [
+            &[][..],
+            &["dance"],
+            &["warm"],
+            &["warm", "much"],
+            &["release", "heap", "4096"],
+            &["trim-table", "half", "4", "x"],
+        ];
+        for args in nonsense {
             assert!(call(args).is_err(), "{args:?}");
         }
     }
@@ -95,6 +136,7 @@ mod tests {
         call(&["grow", "1048576", "8388608"]).unwrap();
         call(&["pairs", "64", "1000"]).unwrap();
         call(&["idle", "67108864", "0"]).unwrap();
+        call(&["trim-stress", "8388608", "2"]).unwrap();
         call(&["frames-metadata"]).unwrap();
         for source in ["pagecrew", "malloc", "locked"] {
             for (what, number) in [("pair", "1000"), ("all", "3000"), ("cold", "3000")] {

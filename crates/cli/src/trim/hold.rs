@@ -12,10 +12,11 @@ use std::time::Duration;
 
 /// Between two looks for signals: while a group is held, one waits for its files and not for them.
 const SLICE: Duration = Duration::from_millis(100);
-/// A group that is only near its limit may cost more than the budget as long as this share of the CPU time goes into splits. Where it
-/// doesn't, it is seen to again when the budget has paid for the last time, and not before this much time has passed.
+/// A group that is only near its limit may cost more than the budget as long as a quarter of the CPU time goes into splits. Where it doesn't,
+/// it is left for a pause that doubles each time, until the pauses are so long that the budget pays for what lies between them.
 const WORTHWHILE: u64 = 4;
-const AGAIN_NEAR: Duration = Duration::from_secs(1);
+const PAUSE_NEAR: Duration = Duration::from_millis(10);
+const PAUSE_NEAR_MOST: Duration = Duration::from_secs(1);
 /// How often a held group is searched in vain before it is let go, and how long between: something may be at its pages for a moment.
 const IN_VAIN: usize = 3;
 const BETWEEN: Duration = Duration::from_millis(20);
@@ -25,8 +26,9 @@ const LET_GO: Duration = Duration::from_secs(2);
 /// Waits between two rounds of a watch, and sees to the group meanwhile if there is one to hold.
 pub struct Waiter {
     hold: Option<Hold>,
-    /// Not before this time is a group that is merely near its limit seen to again.
+    /// Not before this time is a group that is merely near its limit seen to again, and how long it is left after the next time in vain.
     near_ns: u64,
+    pause: Duration,
 }
 
 impl Waiter {
@@ -49,7 +51,7 @@ impl Waiter {
             },
             None => None,
         };
-        Ok(Waiter { hold, near_ns: 0 })
+        Ok(Waiter { hold, near_ns: 0, pause: PAUSE_NEAR })
     }
 
     /// Waits for `pause`, or until one of `signals` has come: returns whether it has.
@@ -60,16 +62,22 @@ impl Waiter {
             if signals.wait_for(Duration::ZERO) {
                 return true;
             }
-            let left = Duration::from_nanos(until.saturating_sub(now_ns()));
-            match hold.wait(left.min(SLICE)) {
+            let now = now_ns();
+            let left = Duration::from_nanos(until.saturating_sub(now));
+            // A group that stays near its limit is not signalled again.
+            let near = Duration::from_nanos(self.near_ns.saturating_sub(now)).max(PAUSE_NEAR);
+            match hold.wait(left.min(SLICE).min(near)) {
                 Wake::Held => relieve(hold, session),
                 Wake::Near if now_ns() >= self.near_ns => {
                     let spent = squeeze(session);
-                    if WORTHWHILE * spent.split_ns < spent.cpu_ns {
-                        let share = session.job().options.cpu.unwrap_or(1.0);
-                        let pause = Duration::from_nanos(spent.cpu_ns).div_f64(share);
-                        self.near_ns = now_ns() + pause.max(AGAIN_NEAR).as_nanos() as u64;
+                    if WORTHWHILE * spent.split_ns >= spent.cpu_ns {
+                        self.pause = PAUSE_NEAR;
+                        continue;
                     }
+                    let share = session.job().options.cpu.unwrap_or(1.0);
+                    let paid = Duration::from_nanos(spent.cpu_ns).div_f64(share);
+                    self.near_ns = now_ns() + self.pause.as_nanos() as u64;
+                    self.pause = (2 * self.pause).min(paid.max(PAUSE_NEAR_MOST));
                 }
                 Wake::Near | Wake::Quiet => {}
             }

@@ -27,13 +27,17 @@ Examples:
   pagecrew trim --all --dry-run             what each process could give back
   pagecrew trim --pid 4711                  one process, now
   pagecrew trim --user redis --watch        one user's, as long as this runs, with 1 % of one CPU
-  pagecrew trim --cgroup /db --watch        a control group's; held at its memory limit rather than killed
+  pagecrew trim --cgroup /db --watch        a control group's: held at its limit, not killed
 
 A process protects itself by a file: touch /dev/shm/pagecrew-UID/no-trim/PID; with lines START-END or [mapping] in it, \
 only those are left alone.
 
 Other processes' memory takes CAP_SYS_PTRACE and CAP_SYS_NICE, which root has.")]
-#[group(id = "selection", required = true, multiple = true)]
+#[group(skip)]
+#[command(
+    group(clap::ArgGroup::new("selection").required(true).multiple(true)),
+    override_usage = "pagecrew trim <--pid PID|--cgroup GROUP|--user USER|--all> [OPTIONS]"
+)]
 pub struct Arguments {
     /// A process; may be given more than once
     #[arg(long, value_name = "PID", group = "selection", value_parser = clap::value_parser!(i32).range(1..))]
@@ -65,7 +69,7 @@ pub struct Arguments {
     /// CPU time to use at most, in percent of one CPU [default: 1% with --watch; else as much as it takes]
     #[arg(long, value_name = "PERCENT")]
     cpu: Option<String>,
-    /// Bytes to read of the processes' memory at most, per second [default: 256M]
+    /// Bytes to read of the processes' memory at most, per second [default: 256M with --watch; else no limit]
     #[arg(long, value_name = "SIZE")]
     read: Option<String>,
     /// With --watch: how often a process is searched for huge pages [default: 10s]
@@ -129,7 +133,7 @@ fn job(arguments: Arguments, config: Config) -> Result<Job, Failure> {
         exclude: exclude.map_err(usage("--exclude"))?,
         // What runs unattended is bounded; one pass is what somebody waits for.
         cpu: cpu.or(defaults.cpu.filter(|_| arguments.watch)),
-        traffic: read.transpose()?.unwrap_or(defaults.traffic),
+        traffic: read.transpose()?.or(defaults.traffic.filter(|_| arguments.watch)),
         interval: interval.transpose()?.unwrap_or(defaults.interval),
     };
     let never = [arguments.never, config.never].concat();
@@ -168,7 +172,7 @@ mod tests {
     #[test]
     fn the_command_line_goes_before_the_file() {
         let job = parse(&["--pid", "1", "--max-zero", "450", "--read", "1M", "--exclude", "1000-2000"]).unwrap();
-        assert_eq!((job.options.max_zero, job.options.cpu, job.options.traffic), (450, Some(0.05), 1 << 20));
+        assert_eq!((job.options.max_zero, job.options.cpu, job.options.traffic), (450, Some(0.05), Some(1 << 20)));
         assert_eq!(job.options.exclude.len(), 2);
         assert_eq!(parse(&["--all"]).unwrap().options.max_zero, 300);
     }
@@ -177,6 +181,7 @@ mod tests {
     fn what_makes_no_sense_is_refused() {
         for (arguments, word) in [
             (&[][..], "--pid"),
+            (&["--watch", "--json"], "--pid"),
             (&["--pid", "0"], "0"),
             (&["--pid", "x"], "x"),
             (&["--all", "--max-zero", "512"], "511"),

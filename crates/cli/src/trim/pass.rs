@@ -71,8 +71,8 @@ impl Progress {
             return;
         }
         let total = session.total();
-        self.bar.set_length(total.looked_at + session.fleet.due() as u64);
         self.bar.set_message(pagecrew::units::Bytes(total.gone_bytes).to_string());
+        self.bar.set_length(total.looked_at + session.fleet.due() as u64);
         self.bar.set_position(total.looked_at);
     }
 }

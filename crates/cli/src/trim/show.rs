@@ -55,20 +55,24 @@ pub fn text(session: &Session) -> String {
     if rows.is_empty() {
         return "none of these processes has memory that could be in huge pages\n".into();
     }
+    let without = rows.iter().filter(|row| !worth_showing(row)).count();
+    let others = match without {
+        0 => String::new(),
+        1 => "1 process has no huge pages\n".into(),
+        count => format!("{count} processes have no huge pages\n"),
+    };
+    if without == rows.len() {
+        return others;
+    }
     let dry_run = session.job().options.dry_run;
     let mut table = table(&["pid", "name", "huge pages", "under-used", "could go", "gone", "cpu time", "left alone"]);
     for row in rows.iter().filter(|row| worth_showing(row)) {
         table.add_row(cells([row.pid.to_string(), row.name.clone()], &row.tally, &remarks(row), dry_run));
     }
-    let hidden = rows.iter().filter(|row| !worth_showing(row)).count();
-    if rows.len() > 1 {
+    if rows.len() > without + 1 {
         table.add_row(cells(["".into(), "all".into()], &session.total(), "", dry_run));
     }
-    let mut text = render(&table);
-    if hidden > 0 {
-        text += &format!("{hidden} more processes without huge pages\n");
-    }
-    text
+    render(&table) + &others
 }
 
 fn worth_showing(row: &Row) -> bool {

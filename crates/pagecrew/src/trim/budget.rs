@@ -42,32 +42,43 @@ impl Bucket {
 /// The processor time and the memory traffic that trimming may take.
 #[derive(Debug, Clone)]
 pub struct Budget {
-    cpu: Bucket,
-    traffic: Bucket,
+    cpu: Option<Bucket>,
+    traffic: Option<Bucket>,
 }
 
 /// What is saved up while there is nothing to do, in time: a program that has just made a mess is seen to soon.
 const SAVED: Duration = Duration::from_secs(10);
 
 impl Budget {
-    /// At most the share `cpu` of one CPU, and `traffic` bytes a second read.
+    /// At most the share `cpu` of one CPU, and `traffic` bytes a second read; `None` is no bound.
     ///
     /// # Panics
     /// If one of them is not positive.
-    pub fn new(cpu: f64, traffic: usize, now_ns: u64) -> Budget {
-        assert!(cpu > 0.0 && traffic > 0);
-        Budget { cpu: Bucket::new(cpu * 1e9, SAVED, now_ns), traffic: Bucket::new(traffic as f64, SAVED, now_ns) }
+    pub fn new(cpu: Option<f64>, traffic: Option<usize>, now_ns: u64) -> Budget {
+        let bucket = |per_second: f64| {
+            assert!(per_second > 0.0);
+            Bucket::new(per_second, SAVED, now_ns)
+        };
+        Budget { cpu: cpu.map(|share| bucket(share * 1e9)), traffic: traffic.map(|bytes| bucket(bytes as f64)) }
     }
 
     /// Charges what was done.
     pub fn charge(&mut self, cpu_ns: u64, read_bytes: u64, now_ns: u64) {
-        self.cpu.charge(cpu_ns as f64, now_ns);
-        self.traffic.charge(read_bytes as f64, now_ns);
+        for (bucket, amount) in [(&mut self.cpu, cpu_ns), (&mut self.traffic, read_bytes)] {
+            if let Some(bucket) = bucket {
+                bucket.charge(amount as f64, now_ns);
+            }
+        }
     }
 
     /// How long nothing may be done.
     pub fn wait(&mut self, now_ns: u64) -> Duration {
-        self.cpu.wait(now_ns).max(self.traffic.wait(now_ns))
+        [&mut self.cpu, &mut self.traffic]
+            .into_iter()
+            .flatten()
+            .map(|bucket| bucket.wait(now_ns))
+            .max()
+            .unwrap_or_default()
     }
 }
 
@@ -128,12 +139,12 @@ mod tests {
 
     #[test]
     fn each_of_the_two_can_be_what_is_lacking() {
-        let mut budget = Budget::new(0.01, 1 << 20, 0);
+        let mut budget = Budget::new(Some(0.01), Some(1 << 20), 0);
         budget.charge(SECOND / 10, 0, 0);
         assert_eq!(budget.wait(0), Duration::ZERO);
         budget.charge(SECOND / 100, 0, 0);
         assert_eq!(budget.wait(0), Duration::from_secs(1));
-        let mut budget = Budget::new(0.01, 1 << 20, 0);
+        let mut budget = Budget::new(Some(0.01), Some(1 << 20), 0);
         budget.charge(0, 12 << 20, 0);
         assert_eq!(budget.wait(0), Duration::from_secs(2));
     }
@@ -143,7 +154,7 @@ mod tests {
         fn no_more_is_taken_than_granted_and_the_last_piece(
             pieces in proptest::collection::vec((1u64..50_000_000, 0u64..SECOND), 1..200),
         ) {
-            let mut budget = Budget::new(0.02, 1 << 30, 0);
+            let mut budget = Budget::new(Some(0.02), Some(1 << 30), 0);
             let (mut now, mut taken, mut last) = (0, 0, 0);
             for (piece, pause) in pieces {
                 now += pause + budget.wait(now + pause).as_nanos() as u64;

@@ -88,7 +88,7 @@ pub struct Fleet<T> {
     agenda: BTreeSet<(u64, Reverse<u64>, Id)>,
     /// Those with huge pages that are due.
     with_due: BTreeSet<Id>,
-    budget: Option<Budget>,
+    budget: Budget,
     /// As long as there is something to do, the budget is only kept for the books.
     urgent: bool,
     scan_ns: u64,
@@ -102,7 +102,7 @@ pub struct Fleet<T> {
 impl<T: Target> Fleet<T> {
     /// A fleet without processes.
     pub fn new(options: Options, clock: &impl Clock) -> Fleet<T> {
-        let budget = options.cpu.map(|cpu| Budget::new(cpu, options.traffic, clock.now_ns()));
+        let budget = Budget::new(options.cpu, options.traffic, clock.now_ns());
         Fleet {
             options,
             members: BTreeMap::new(),
@@ -122,15 +122,18 @@ impl<T: Target> Fleet<T> {
         self.members.contains_key(&id)
     }
 
-    /// Adds a process that has about `size` bytes of memory; it is searched soon.
+    /// Adds a process that has about `size` bytes of memory; it is searched soon. One that belongs to the fleet already stays as it is.
     pub fn admit(&mut self, id: Id, target: T, size: u64) -> &mut Member<T> {
         let seed = (id.pid as u64) << 32 ^ id.start_ticks;
         let trimmer = Trimmer::new(target, self.options.clone(), seed);
         let pause = self.options.interval;
         let experience = Experience::default();
         let member = Member { trimmer, experience, size, next_scan_ns: 0, pause, ended: false, error: None };
-        self.agenda.insert(member.turn_of(id));
-        self.members.entry(id).or_insert(member)
+        let agenda = &mut self.agenda;
+        self.members.entry(id).or_insert_with(|| {
+            agenda.insert(member.turn_of(id));
+            member
+        })
     }
 
     /// Lets those processes go for which `stays` is false; what they came to stays in the sums.
@@ -139,7 +142,7 @@ impl<T: Target> Fleet<T> {
         self.members.retain(|&id, member| {
             let stays = stays(id, member);
             if !stays {
-                *former += Tally { huge_pages: 0, ..*member.trimmer.tally() };
+                *former += member.trimmer.tally().of_former();
                 agenda.remove(&member.turn_of(id));
                 with_due.remove(&id);
             }
@@ -174,9 +177,7 @@ impl<T: Target> Fleet<T> {
     pub fn charge(&mut self, cpu_ns: u64, clock: &impl Clock) {
         self.all_ns += cpu_ns;
         self.scan_ns += cpu_ns;
-        if let Some(budget) = &mut self.budget {
-            budget.charge(cpu_ns, 0, clock.now_ns());
-        }
+        self.budget.charge(cpu_ns, 0, clock.now_ns());
     }
 
     /// Memory is needed now: every process is searched at once, nothing rests, and until everything was looked at the budget does not
@@ -195,11 +196,9 @@ impl<T: Target> Fleet<T> {
     /// Does a little: searches a process or looks at a few huge pages of one.
     pub fn turn(&mut self, clock: &impl Clock) -> Turn {
         let now = clock.now_ns();
-        if let Some(budget) = self.budget.as_mut().filter(|_| !self.urgent) {
-            let wait = budget.wait(now);
-            if wait > Duration::ZERO {
-                return Turn::Spent(wait);
-            }
+        let wait = self.budget.wait(now);
+        if wait > Duration::ZERO && !self.urgent {
+            return Turn::Spent(wait);
         }
         let before = clock.cpu_ns();
         let due = !self.with_due.is_empty();
@@ -220,9 +219,7 @@ impl<T: Target> Fleet<T> {
         }
         let spent = clock.cpu_ns() - before;
         self.all_ns += spent;
-        if let Some(budget) = &mut self.budget {
-            budget.charge(spent, 0, clock.now_ns());
-        }
+        self.budget.charge(spent, 0, clock.now_ns());
         Turn::Worked
     }
 
@@ -280,9 +277,7 @@ impl<T: Target> Fleet<T> {
             look_ns: after.cpu_ns - before.cpu_ns - split_ns,
             split_ns,
         });
-        if let Some(budget) = &mut self.budget {
-            budget.charge(0, after.read_bytes - before.read_bytes, clock.now_ns());
-        }
+        self.budget.charge(0, after.read_bytes - before.read_bytes, clock.now_ns());
         if member.trimmer.due() == 0 {
             self.with_due.remove(&id);
         }

@@ -13,6 +13,8 @@ const REST_MOST: Duration = Duration::from_secs(3600);
 /// The first rest of a page that came back huge, and the longest.
 const REST_BACK: Duration = Duration::from_secs(60);
 const REST_BACK_MOST: Duration = Duration::from_secs(86_400);
+/// Notes are kept on so many pages (512 GiB). Of what is beyond, nothing is remembered.
+const NOTES_MOST: usize = 1 << 18;
 /// What has not been huge for this long is forgotten.
 const FORGET: Duration = Duration::from_secs(2 * 86_400);
 
@@ -72,6 +74,9 @@ impl History {
     pub fn note(&mut self, address: usize, outcome: Outcome, now_ns: u64) {
         let now = seconds(now_ns);
         let before = self.notes.get(&address);
+        if before.is_none() && self.notes.len() >= NOTES_MOST {
+            return;
+        }
         let times = before.map_or(0, |note| note.times);
         let (times, until) = match outcome {
             Outcome::Split => (times, 0),
@@ -152,6 +157,14 @@ mod tests {
         history.due(PAGE + (2 << 20), FORGET.as_nanos() as u64);
         history.prune(FORGET.as_nanos() as u64 + SECOND);
         assert_eq!(history.len(), 1);
+    }
+
+    #[test]
+    fn notes_are_bounded() {
+        let mut history = History::default();
+        (0..NOTES_MOST + 10).for_each(|page| history.note(page << 21, Outcome::Used, 0));
+        assert!(history.len() == NOTES_MOST && history.due((NOTES_MOST + 1) << 21, 0));
+        assert!(!history.due(0, 0));
     }
 
     #[test]

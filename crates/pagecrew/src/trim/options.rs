@@ -63,8 +63,8 @@ pub struct Options {
     pub exclude: Vec<Exclusion>,
     /// Share of one CPU that may be used; `None` for as much as there is.
     pub cpu: Option<f64>,
-    /// Bytes a second that may be read of the processes' memory.
-    pub traffic: usize,
+    /// Bytes a second that may be read of the processes' memory; `None` for no bound.
+    pub traffic: Option<usize>,
     /// How often a process is searched for huge pages.
     pub interval: Duration,
 }
@@ -76,7 +76,7 @@ impl Default for Options {
             dry_run: false,
             exclude: Vec::new(),
             cpu: Some(0.01),
-            traffic: 256 << 20,
+            traffic: Some(256 << 20),
             interval: Duration::from_secs(10),
         }
     }

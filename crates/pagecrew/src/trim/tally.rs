@@ -52,6 +52,14 @@ pub struct Left {
     pub vanished: u64,
 }
 
+impl Tally {
+    /// What stays of a process that is gone: what was done, and nothing of what is.
+    pub(super) fn of_former(&self) -> Tally {
+        let left = Left { excluded: 0, file: 0, special: 0, resting: 0, unreadable: 0, ..self.left };
+        Tally { huge_pages: 0, left, ..*self }
+    }
+}
+
 impl Left {
     /// The reasons, as they are called in output.
     pub const NAMES: [&str; 9] =
@@ -124,5 +132,8 @@ mod tests {
             })
             .collect();
         assert_eq!(text(&sum), doubled);
+        let former = one.of_former();
+        assert_eq!((former.huge_pages, former.gone_bytes), (0, one.gone_bytes));
+        assert_eq!(former.left.counts()[..6], [0, 0, 0, 0, 0, one.left.locked]);
     }
 }

@@ -19,8 +19,11 @@ use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, clock};
 
 /// What is read of a subpage first: what the CPU fetches at a time.
 const LINE: usize = 64;
-/// So many subpages that look zero are read to their ends, and as many at a time where that is not enough.
+/// So many subpages that look zero are read to their ends, a few at a time.
 const CHECKS: usize = 12;
+const CHUNK: usize = 4;
+/// A scan notes so many huge pages to look at (2 TiB); the next one finds the rest.
+const DUE_MOST: usize = 1 << 20;
 /// After so many splits in a row that gave nothing back, none is tried any more: the kernel doesn't do it for this process.
 const FRUITLESS_MOST: u32 = 4;
 
@@ -103,7 +106,7 @@ impl<T: Target> Trimmer<T> {
             draw: Draw::default(),
             credit: Credit::new(),
             fruitless: 0,
-            room: vec![0; (SUBPAGES * LINE).max(CHECKS * PAGE_SIZE)],
+            room: vec![0; (SUBPAGES * LINE).max(CHUNK * PAGE_SIZE)],
         }
     }
 
@@ -152,7 +155,7 @@ impl<T: Target> Trimmer<T> {
         let mappings = self.target.mappings()?;
         self.due.clear();
         let mut huge_pages = 0;
-        let mut left = Left { file: 0, excluded: 0, special: 0, resting: 0, ..self.tally.left };
+        let mut left = Left { file: 0, excluded: 0, special: 0, resting: 0, unreadable: 0, ..self.tally.left };
         let exclusions = || self.options.exclude.iter().chain(&self.own_exclusions);
         for mapping in mappings {
             let excluded = exclusions().any(|exclusion| exclusion.is_mapping(&mapping.name));
@@ -181,7 +184,9 @@ impl<T: Target> Trimmer<T> {
                     if excluded || exclusions().any(|exclusion| exclusion.touches(range)) {
                         left.excluded += 1;
                     } else if history.due(page, now_ns) {
-                        due.push(page);
+                        if due.len() < DUE_MOST {
+                            due.push(page);
+                        }
                     } else {
                         left.resting += 1;
                     }
@@ -316,7 +321,7 @@ impl<T: Target> Trimmer<T> {
         // By its lines it is under-used. A few of those that look zero, read to their ends, tell whether lines can be trusted here.
         let checks = ((READ_OF_USED - look.read) / PAGE_SIZE).min(CHECKS);
         let (mut place, mut zero, mut checked) = (0, 0, 0);
-        while checked < checks && place < lines {
+        while checked < checks && place < lines && zero == checked {
             let (read, found) = self.read_whole(page, &mut place, lines, checks - checked, &in_use, &mut look)?;
             (checked, zero) = (checked + read, zero + found);
         }
@@ -330,11 +335,11 @@ impl<T: Target> Trimmer<T> {
         }
         let mut count = place.next_power_of_two().max(FIRST);
         loop {
-            while place < count {
-                zero += self.read_whole(page, &mut place, count, CHECKS, &in_use, &mut look)?.1;
-                if judge(place, zero, max_zero) == Verdict::Used {
-                    return Ok(look);
-                }
+            while judge(place, zero, max_zero) != Verdict::Used && place < count {
+                zero += self.read_whole(page, &mut place, count, CHUNK, &in_use, &mut look)?.1;
+            }
+            if judge(place, zero, max_zero) == Verdict::Used {
+                return Ok(look);
             }
             match judge(count, zero, max_zero) {
                 Verdict::Open => count *= 2,
@@ -388,9 +393,9 @@ impl<T: Target> Trimmer<T> {
         look: &mut Look,
     ) -> Result<(usize, usize), Errno> {
         self.draw.up_to(to, &mut self.random);
-        let mut pieces = [Range { start: 0, len: PAGE_SIZE }; CHECKS];
+        let mut pieces = [Range { start: 0, len: PAGE_SIZE }; CHUNK];
         let mut count = 0;
-        while *place < to && count < most.min(CHECKS) {
+        while *place < to && count < most.min(CHUNK) {
             if !in_use[*place] {
                 pieces[count].start = page + self.draw.at(*place) * PAGE_SIZE;
                 count += 1;

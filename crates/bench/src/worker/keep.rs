@@ -1,0 +1,102 @@
+//! Changes outside this program that must not outlive the bench, however that ends: each is made by a process of its
+//! own, which undoes it when its input ends. No signal that a person ends a bench with ends it before.
+
+use super::say;
+use anyhow::{Context, Result};
+use std::fs;
+use std::io::{BufRead, ErrorKind};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long the kernel may take to let go of a control group whose last process has ended.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Lives on where its parent is killed, or a person interrupts the whole group.
+pub fn ignore_ends() {
+    // SAFETY: neither the constants nor SIG_IGN refer to memory.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, 0);
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE] {
+            libc::signal(signal, libc::SIG_IGN);
+        }
+    }
+}
+
+/// Writes `value` to the file `path`, says so, and at the end of its input writes back what was there.
+pub fn setting(path: &Path, value: &str, input: impl BufRead) -> Result<()> {
+    let name = || path.display().to_string();
+    let before = fs::read_to_string(path).with_context(name)?;
+    fs::write(path, value).with_context(name)?;
+    let said = say(0.0).and_then(|()| until_the_end(input));
+    fs::write(path, before.trim_end()).with_context(name)?;
+    said
+}
+
+/// Makes the control group `path`, says so, and at the end of its input ends what is in it and removes it.
+pub fn group(path: &Path, input: impl BufRead) -> Result<()> {
+    let name = || path.display().to_string();
+    fs::create_dir(path).with_context(name)?;
+    let said = say(0.0).and_then(|()| until_the_end(input));
+    let start = Instant::now();
+    loop {
+        match fs::remove_dir(path) {
+            Err(error) if error.kind() == ErrorKind::ResourceBusy && start.elapsed() < PATIENCE => {
+                end_members(path);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other.with_context(name).and(said),
+        }
+    }
+}
+
+/// Kills what is in the control group `path`.
+fn end_members(path: &Path) {
+    for member in fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default().lines() {
+        if let Some(process) = member.parse().ok().filter(|&process: &i32| process > 1) {
+            // SAFETY: no memory is involved; the group was made for processes of the bench only.
+            unsafe { libc::kill(process, libc::SIGKILL) };
+        }
+    }
+}
+
+fn until_the_end(mut input: impl BufRead) -> Result<()> {
+    let mut line = String::new();
+    while input.read_line(&mut line)? > 0 {}
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufReader, Read};
+
+    /// Input that ends, but not before `look` has been at what is there until then.
+    struct Looking<F: FnMut()>(F);
+
+    impl<F: FnMut()> Read for Looking<F> {
+        fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+            (self.0)();
+            Ok(0)
+        }
+    }
+
+    #[test]
+    fn a_setting_is_changed_for_a_while() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("setting");
+        fs::write(&path, "511\n").unwrap();
+        let mut meanwhile = String::new();
+        setting(&path, "409", BufReader::new(Looking(|| meanwhile = fs::read_to_string(&path).unwrap()))).unwrap();
+        assert_eq!((meanwhile.as_str(), fs::read_to_string(&path).unwrap().as_str()), ("409", "511"));
+        assert!(setting(Path::new("/nonexistent/setting"), "409", &b""[..]).is_err());
+    }
+
+    #[test]
+    fn a_group_is_there_for_a_while() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("group");
+        let mut meanwhile = false;
+        group(&path, BufReader::new(Looking(|| meanwhile = path.is_dir()))).unwrap();
+        assert!(meanwhile && !path.exists());
+    }
+}
