@@ -99,6 +99,7 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let (watch, no_hold) = (arguments.watch, arguments.no_hold);
     let job = job(arguments, config)?;
     support::check().map_err(|error| Failure::Impossible(error.to_string()))?;
+    allow_many_files();
     if watch { watch::run(job, !no_hold) } else { pass::run(job) }
 }
 
@@ -139,6 +140,18 @@ fn job(arguments: Arguments, config: Config) -> Result<Job, Failure> {
     let never = [arguments.never, config.never].concat();
     let selection = Selection::new(arguments.pid, arguments.cgroup, arguments.user, arguments.all, never)?;
     Ok(Job { selection, options, json: arguments.json })
+}
+
+/// Each process takes two descriptors, and there may be ten thousand: as many as this process may have at all.
+fn allow_many_files() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid place for the answer, and then the new value. Where it is refused, the processes beyond it say so.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
+    }
 }
 
 const INTERVAL_LEAST: Duration = Duration::from_millis(100);

@@ -22,6 +22,9 @@ const LINE: usize = 64;
 /// So many subpages that look zero are read to their ends, a few at a time.
 const CHECKS: usize = 12;
 const CHUNK: usize = 4;
+/// The most that is read at a time.
+const ROOM: usize = SUBPAGES * LINE;
+const _: () = assert!(ROOM >= CHUNK * PAGE_SIZE);
 /// A scan notes so many huge pages to look at (2 TiB); the next one finds the rest.
 const DUE_MOST: usize = 1 << 20;
 /// After so many splits in a row that gave nothing back, none is tried any more: the kernel doesn't do it for this process.
@@ -85,6 +88,7 @@ pub struct Trimmer<T> {
     credit: Credit,
     /// Splits in a row that gave nothing back.
     fruitless: u32,
+    /// What is read; there only as long as something is due.
     room: Vec<u8>,
 }
 
@@ -106,7 +110,7 @@ impl<T: Target> Trimmer<T> {
             draw: Draw::default(),
             credit: Credit::new(),
             fruitless: 0,
-            room: vec![0; (SUBPAGES * LINE).max(CHUNK * PAGE_SIZE)],
+            room: Vec::new(),
         }
     }
 
@@ -226,6 +230,9 @@ impl<T: Target> Trimmer<T> {
         if result == Ok(Step::Ended) {
             self.due.clear();
         }
+        if self.due.is_empty() {
+            (self.due, self.room) = (Vec::new(), Vec::new());
+        }
         result
     }
 
@@ -303,6 +310,7 @@ impl<T: Target> Trimmer<T> {
     /// Looks at as many subpages of the huge page at `page` as it takes.
     fn examine(&mut self, page: usize) -> Result<Look, Errno> {
         let max_zero = self.options.max_zero;
+        self.room.resize(ROOM, 0);
         let mut look = Look { verdict: Verdict::Used, zero: 0, zero_at: None, read: 0 };
         self.draw.restart();
         // Which of the drawn ones are not zero for certain, in the order in which they were drawn.
