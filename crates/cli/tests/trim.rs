@@ -314,7 +314,7 @@ fn no_write_is_lost(writes: u64) {
     let split = trim_until_it_ends(&mut target);
     let line = target.line();
     eprintln!("{writes} writes, {split} huge pages split meanwhile: {line}");
-    assert!(target.child.wait().unwrap().success() && line.starts_with("0 lost") && split > 100, "{split}: {line}");
+    assert!(target.child.wait().unwrap().success() && line.starts_with("0 lost") && split > 20, "{split}: {line}");
 }
 
 #[test]

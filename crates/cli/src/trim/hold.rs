@@ -10,8 +10,11 @@ use pagecrew::sys::memcg::{Hold, HoldError, Wake};
 use pagecrew::trim::{Kernel, Turn};
 use std::time::Duration;
 
-/// Between two looks for signals: while a group is held, one waits for its files and not for them.
+/// Between two looks for signals: while there is a group to hold, one waits for its files and not for them. A group that stays near its limit is
+/// not signalled again, so for a while after that the looks are closer together.
 const SLICE: Duration = Duration::from_millis(100);
+const CLOSE_SLICE: Duration = Duration::from_millis(10);
+const ALERT: Duration = Duration::from_secs(1);
 /// A group that is only near its limit may cost more than the budget as long as a quarter of the CPU time goes into splits. Where it doesn't,
 /// it is left for a pause that doubles each time, until the pauses are so long that the budget pays for what lies between them.
 const WORTHWHILE: u64 = 4;
@@ -29,6 +32,8 @@ pub struct Waiter {
     /// Not before this time is a group that is merely near its limit seen to again, and how long it is left after the next time in vain.
     near_ns: u64,
     pause: Duration,
+    /// Until this time the group has been near its limit lately.
+    alert_ns: u64,
 }
 
 impl Waiter {
@@ -51,7 +56,7 @@ impl Waiter {
             },
             None => None,
         };
-        Ok(Waiter { hold, near_ns: 0, pause: PAUSE_NEAR })
+        Ok(Waiter { hold, near_ns: 0, pause: PAUSE_NEAR, alert_ns: 0 })
     }
 
     /// Waits for `pause`, or until one of `signals` has come: returns whether it has.
@@ -64,9 +69,14 @@ impl Waiter {
             }
             let now = now_ns();
             let left = Duration::from_nanos(until.saturating_sub(now));
-            // A group that stays near its limit is not signalled again.
-            let near = Duration::from_nanos(self.near_ns.saturating_sub(now)).max(PAUSE_NEAR);
-            match hold.wait(left.min(SLICE).min(near)) {
+            let slice = if now < self.alert_ns { CLOSE_SLICE } else { SLICE };
+            let begin_ns = thread_cpu_ns();
+            let wake = hold.wait(left.min(slice));
+            session.fleet.charge(thread_cpu_ns() - begin_ns, &Kernel);
+            if wake != Wake::Quiet && now >= self.near_ns {
+                self.alert_ns = now + ALERT.as_nanos() as u64;
+            }
+            match wake {
                 Wake::Held => relieve(hold, session),
                 Wake::Near if now_ns() >= self.near_ns => {
                     let spent = squeeze(session);

@@ -123,6 +123,7 @@ fn write(line: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn files() {
@@ -138,6 +139,13 @@ mod tests {
         );
         assert_eq!(parse("200000-400000\nall\n", 7), Protected::All);
         assert_eq!(parse("400000-200000\n", 7), Protected::All);
+    }
+
+    proptest! {
+        #[test]
+        fn no_file_is_too_strange(text: String, ticks: u64) {
+            parse(&text, ticks);
+        }
     }
 
     #[test]

@@ -62,6 +62,8 @@ enum Manner {
     Pinned,
     /// Gone when it is read.
     Vanishing,
+    /// Gone when it is split.
+    Unmapped,
     /// Huge again after this many seconds.
     Returning(u16),
 }
@@ -210,9 +212,13 @@ impl Target for Process {
         self.call()?;
         let page = self.page(range.start);
         Ok(match category {
+            Category::Present if page.manner == Manner::Unmapped => 0,
+            Category::Present => HUGE_PAGE_SIZE,
+            Category::Huge if page.manner == Manner::Unmapped => 0,
+            Category::Zero if page.manner == Manner::Unmapped => 0,
             Category::Huge if page.split_at.is_none() => HUGE_PAGE_SIZE,
             Category::Zero if page.split_at.is_some() && !self.old_kernel => usize::from(page.zero) * PAGE_SIZE,
-            _ => 0,
+            Category::Huge | Category::Zero => 0,
         })
     }
 
@@ -288,6 +294,7 @@ fn what_can_not_be_split_is_counted_by_its_reason() {
     assert_eq!(of(Manner::Locked).left.locked, 3);
     assert_eq!(of(Manner::Pinned).left.busy, 3);
     assert_eq!(of(Manner::Vanishing).left.vanished, 3);
+    assert_eq!((of(Manner::Unmapped).left.vanished, of(Manner::Unmapped).split), (3, 0));
     let kind = |kind: MappingKind| {
         let process = Process { kind, ..Process::new(pages(&[(3, 500)]), &Rc::default()) };
         let tally = *pass(process, Options::default()).tally();

@@ -301,6 +301,11 @@ impl<T: Target> Trimmer<T> {
             return Ok(Outcome::Left);
         }
         let gone = self.target.bytes_of(whole, Category::Zero)?;
+        if gone == 0 && self.target.bytes_of(whole, Category::Present)? == 0 {
+            // The program has unmapped it meanwhile.
+            left.vanished += 1;
+            return Ok(Outcome::Left);
+        }
         self.fruitless = if gone == 0 { self.fruitless + 1 } else { 0 };
         self.tally.split += 1;
         self.tally.gone_bytes += gone as u64;
