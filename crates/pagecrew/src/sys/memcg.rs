@@ -4,25 +4,16 @@
 //! memory back. It is meant for a process that watches the group from outside, so unlike most of this layer it uses the heap.
 
 use super::Errno;
+use super::cgroup::{MEMORY_V1, MEMORY_V2, NO_LIMIT};
+use super::guard::Guard;
 use std::collections::BTreeSet;
-use std::ffi::c_int;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::net::Shutdown;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{DirEntryExt, FileExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-/// Where the memory controller of version 1 is mounted on common systems.
-const MOUNT_V1: &str = "/sys/fs/cgroup/memory";
-/// Where version 2 is mounted: alone, and beside version 1.
-const MOUNTS_V2: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-
-/// More than this is "no limit" in version 1, which writes the largest page-aligned number there.
-const NO_LIMIT: u64 = 1 << 60;
 
 /// Which version of control groups a group belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,7 +72,12 @@ impl fmt::Display for GroupError {
                 write!(f, "; give the name that /proc/PID/cgroup tells, or the group's directory")
             }
             GroupError::OtherController(path) => {
-                write!(f, "{} is a group of another controller; give the one below {MOUNT_V1}", path.display())
+                write!(
+                    f,
+                    "{} is a group of another controller; give the one below {}",
+                    path.display(),
+                    MEMORY_V1.mounts[0]
+                )
             }
             GroupError::Refused(path, errno) => write!(f, "{}: {errno}", path.display()),
         }
@@ -140,10 +136,6 @@ pub enum Wake {
     Held,
 }
 
-fn errno(error: &io::Error) -> Errno {
-    Errno(error.raw_os_error().unwrap_or(libc::EIO))
-}
-
 /// Whether `error` tells that a group has gone: removed by its path, or under an open file of it.
 fn vanished(error: Errno) -> bool {
     matches!(error.0, libc::ENOENT | libc::ENODEV)
@@ -178,7 +170,7 @@ fn groups(top: &Path) -> Result<Vec<(PathBuf, u64)>, Errno> {
     let mut found = vec![(top.to_owned(), 0)];
     let mut next = 0;
     while next < found.len() {
-        match fs::read_dir(&found[next].0) {
+        match fs::read_dir(&found[next].0).map_err(Errno::from) {
             Ok(entries) => {
                 for entry in entries {
                     let Ok(entry) = entry else { break };
@@ -187,7 +179,7 @@ fn groups(top: &Path) -> Result<Vec<(PathBuf, u64)>, Errno> {
                     }
                 }
             }
-            Err(error) if next == 0 || !vanished(errno(&error)) => return Err(errno(&error)),
+            Err(error) if next == 0 || !vanished(error) => return Err(error),
             Err(_) => {}
         }
         next += 1;
@@ -208,7 +200,7 @@ impl Group {
         }
         if !name.is_empty() {
             let below = name.trim_start_matches('/');
-            tried.extend([MOUNT_V1].iter().chain(&MOUNTS_V2).map(|mount| Path::new(mount).join(below)));
+            tried.extend(MEMORY_V1.mounts.iter().chain(MEMORY_V2.mounts).map(|mount| Path::new(mount).join(below)));
         }
         for path in &tried {
             if let Some(group) = Group::at(path)? {
@@ -223,7 +215,7 @@ impl Group {
         let has = |file: &str| match fs::metadata(path.join(file)) {
             Ok(_) => Ok(true),
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(false),
-            Err(error) => Err(GroupError::Refused(path.to_owned(), errno(&error))),
+            Err(error) => Err(GroupError::Refused(path.to_owned(), Errno::from(error))),
         };
         if !has("cgroup.procs")? {
             return Ok(None);
@@ -263,7 +255,7 @@ impl Group {
     pub fn processes(&self) -> Result<Vec<i32>, Errno> {
         let mut processes = Vec::new();
         for (index, (path, _)) in groups(&self.path)?.iter().enumerate() {
-            match fs::read_to_string(path.join("cgroup.procs")).map_err(|error| errno(&error)) {
+            match fs::read_to_string(path.join("cgroup.procs")).map_err(Errno::from) {
                 Ok(text) => processes.extend(numbers_of_processes(&text)),
                 Err(error) if index > 0 && (vanished(error) || error.0 == libc::EOPNOTSUPP) => {}
                 Err(error) => return Err(error),
@@ -290,7 +282,7 @@ impl Group {
     }
 
     fn number(&self, name: &str) -> Result<Option<u64>, Errno> {
-        number(&fs::read_to_string(self.path.join(name)).map_err(|error| errno(&error))?)
+        number(&fs::read_to_string(self.path.join(name)).map_err(Errno::from)?)
     }
 
     /// Has the group's tasks held at its limit from now on, until the [`Hold`] is dropped.
@@ -370,7 +362,7 @@ impl Group {
     fn open(&self, name: &str, write: bool) -> Result<File, HoldError> {
         let path = self.path.join(name);
         let file = OpenOptions::new().read(true).write(write).open(&path);
-        file.map_err(|error| HoldError::Refused(path, errno(&error)))
+        file.map_err(|error| HoldError::Refused(path, Errno::from(error)))
     }
 
     /// An eventfd that the kernel signals when something happens that `file` tells about: tasks sleep at the limit, or the usage
@@ -390,7 +382,7 @@ impl Group {
             OpenOptions::new().write(true).open(&path)?.write_all(request.as_bytes())?;
             Ok(signal)
         };
-        register().map_err(|error| HoldError::Refused(path.clone(), errno(&error)))
+        register().map_err(|error| HoldError::Refused(path.clone(), Errno::from(error)))
     }
 }
 
@@ -551,103 +543,20 @@ fn seven_eighths(bytes: u64) -> u64 {
 /// The beginning of an open file of the kernel's as it is now; all of those that are read like this are short.
 fn read_again(file: &File) -> Result<String, Errno> {
     let mut buffer = [0; 512];
-    let count = file.read_at(&mut buffer, 0).map_err(|error| errno(&error))?;
+    let count = file.read_at(&mut buffer, 0).map_err(Errno::from)?;
     String::from_utf8(buffer[..count].to_vec()).map_err(|_| Errno(libc::EILSEQ))
 }
 
 /// Writes `text` at the beginning of an open file.
 fn write(file: &File, text: &str) -> Result<(), Errno> {
-    file.write_all_at(text.as_bytes(), 0).map_err(|error| errno(&error))
-}
-
-/// A child process that writes a text to a file as soon as this process has ended, or this is dropped. A child that this process
-/// forked meanwhile, and that has not called `exec`, counts as a part of it.
-#[derive(Debug)]
-struct Guard {
-    process: libc::pid_t,
-    /// The guard sees the end of it. A socket, since that can be ended for all who have it.
-    line: UnixStream,
-}
-
-impl Guard {
-    /// Starts a guard over `file`, which is to be open for writing, and waits until it is at its place.
-    fn start(file: &File, text: &str) -> Result<Guard, Errno> {
-        let (line, end) = UnixStream::pair().map_err(|error| errno(&error))?;
-        // SAFETY: the masks are set by sigfillset and pthread_sigmask before they are used. The child stays inside
-        // `guard`, which keeps to what is allowed after a fork of a process with several threads.
-        unsafe {
-            let mut all: libc::sigset_t = std::mem::zeroed();
-            let mut before: libc::sigset_t = std::mem::zeroed();
-            libc::sigfillset(&mut all);
-            // Blocked from its first instruction on: none of this process's handlers runs there, and what ends this process
-            // from a terminal doesn't end it.
-            libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-            let process = libc::fork();
-            let error = Errno::last();
-            if process == 0 {
-                guard(line.as_raw_fd(), end.as_raw_fd(), file.as_raw_fd(), text.as_bytes());
-            }
-            libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-            if process < 0 {
-                return Err(error);
-            }
-            // From here on the guard alone has this side, so its death is seen.
-            drop(end);
-            let mut guard = Guard { process, line };
-            guard.line.read_exact(&mut [0]).map_err(|_| Errno(libc::ECHILD))?;
-            Ok(guard)
-        }
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let _ = self.line.shutdown(Shutdown::Both);
-        // SAFETY: takes the number of a child; the status isn't asked for. ECHILD: somebody else has waited for it.
-        while unsafe { libc::waitpid(self.process, std::ptr::null_mut(), 0) } < 0 && Errno::last() == Errno(libc::EINTR)
-        {
-        }
-    }
-}
-
-/// The guard's life: sends a byte, waits for the end of `end`, writes `text` to `file` and exits. `line` is the other side of
-/// `end`.
-///
-/// It may be in the group that is held, since it inherits this process's. So from that byte on it must not need a page that it
-/// doesn't have: what it touches is touched before, and kept by `mlockall` (`MCL_ONFAULT`, 4.4), where that is allowed, without
-/// bringing in anything else.
-///
-/// # Safety
-/// To be called in a forked child, with every signal blocked. Calls only what is safe in a signal handler.
-unsafe fn guard(line: c_int, end: c_int, file: c_int, text: &[u8]) -> ! {
-    // SAFETY: the descriptors are open here as they are in the parent; the text and the name are the child's own copies, and reads
-    // and writes stay within what is given.
-    unsafe {
-        // Its own copy of that side would keep `end` open. Closed by itself, since close_range (5.9) may be missing.
-        libc::close(line);
-        let (low, high) = (end.min(file) as libc::c_uint, end.max(file) as libc::c_uint);
-        for (first, behind) in [(0, low), (low + 1, high), (high + 1, libc::c_uint::MAX)] {
-            if first < behind {
-                libc::syscall(libc::SYS_close_range, first, behind - 1, 0);
-            }
-        }
-        libc::setsid();
-        libc::chdir(c"/".as_ptr());
-        libc::prctl(libc::PR_SET_NAME, c"pagecrew/guard".as_ptr());
-        // Writes nothing, but has the code that does in memory.
-        libc::pwrite(-1, text.as_ptr().cast(), text.len(), 0);
-        libc::mlockall(libc::MCL_CURRENT | libc::MCL_ONFAULT);
-        let mut byte = 0u8;
-        libc::write(end, (&raw const byte).cast(), 1);
-        while libc::read(end, (&raw mut byte).cast(), 1) < 0 && Errno::last() == Errno(libc::EINTR) {}
-        libc::pwrite(file, text.as_ptr().cast(), text.len(), 0);
-        libc::_exit(0)
-    }
+    file.write_all_at(text.as_bytes(), 0).map_err(Errno::from)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::c_int;
+    use std::os::unix::net::UnixStream;
     use std::process::{Command, Stdio};
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
     use std::time::Instant;
@@ -680,7 +589,7 @@ mod tests {
         /// `None` where no group can be made: without the rights, or without version 1.
         fn new(limit: usize) -> Option<TestGroup> {
             let name = unique();
-            fs::create_dir(Path::new(MOUNT_V1).join(&name)).ok()?;
+            fs::create_dir(Path::new(MEMORY_V1.mounts[0]).join(&name)).ok()?;
             let group = TestGroup(Group::find(&name).unwrap());
             group.write("memory.limit_in_bytes", &limit.to_string());
             Some(group)

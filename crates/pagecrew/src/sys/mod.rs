@@ -7,6 +7,7 @@ pub mod cgroup;
 pub mod clock;
 pub mod cpu_stack;
 pub mod futex;
+mod guard;
 pub mod maps;
 pub mod membarrier;
 pub mod memcg;
@@ -59,6 +60,13 @@ impl fmt::Debug for Errno {
 }
 
 impl std::error::Error for Errno {}
+
+impl From<std::io::Error> for Errno {
+    /// `EIO` for an error that didn't come from the kernel.
+    fn from(error: std::io::Error) -> Errno {
+        Errno(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
 
 /// Size of a base page on x86-64 and on the aarch64 kernels that Pagecrew supports, in bytes.
 pub const PAGE_SIZE: usize = 4096;

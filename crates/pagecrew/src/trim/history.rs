@@ -100,16 +100,6 @@ impl History {
         let oldest = seconds(now_ns).saturating_sub(FORGET.as_secs() as u32);
         self.notes.retain(|_, note| note.seen >= oldest);
     }
-
-    /// How many pages there are notes on.
-    pub fn len(&self) -> usize {
-        self.notes.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.notes.is_empty()
-    }
 }
 
 #[cfg(test)]
@@ -153,17 +143,17 @@ mod tests {
         history.note(PAGE, Outcome::Split, 0);
         history.note(PAGE + (2 << 20), Outcome::Used, 0);
         history.prune(FORGET.as_nanos() as u64);
-        assert_eq!(history.len(), 2);
+        assert_eq!(history.notes.len(), 2);
         history.due(PAGE + (2 << 20), FORGET.as_nanos() as u64);
         history.prune(FORGET.as_nanos() as u64 + SECOND);
-        assert_eq!(history.len(), 1);
+        assert_eq!(history.notes.len(), 1);
     }
 
     #[test]
     fn notes_are_bounded() {
         let mut history = History::default();
         (0..NOTES_MOST + 10).for_each(|page| history.note(page << 21, Outcome::Used, 0));
-        assert!(history.len() == NOTES_MOST && history.due((NOTES_MOST + 1) << 21, 0));
+        assert!(history.notes.len() == NOTES_MOST && history.due((NOTES_MOST + 1) << 21, 0));
         assert!(!history.due(0, 0));
     }
 

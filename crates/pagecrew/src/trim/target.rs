@@ -165,15 +165,10 @@ impl Other {
     }
 }
 
-/// The error of reading a file of `/proc`.
-fn errno(error: &std::io::Error) -> Errno {
-    Errno(error.raw_os_error().unwrap_or(libc::EIO))
-}
-
 impl Target for Other {
     fn mappings(&self) -> Result<Vec<Mapping>, Errno> {
         let file = |name: &str| {
-            let text = std::fs::read(format!("/proc/{}/{name}", self.pid())).map_err(|error| errno(&error))?;
+            let text = std::fs::read(format!("/proc/{}/{name}", self.pid())).map_err(Errno::from)?;
             Ok(String::from_utf8_lossy(&text).into_owned())
         };
         let text: Result<String, Errno> = file("maps");
