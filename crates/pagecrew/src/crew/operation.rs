@@ -1,6 +1,7 @@
 //! What can be done to a range of memory in chunks, and what a waiting caller may do about a chunk that a stopped helper holds.
 
 use super::governor::Grain;
+use crate::sys::Errno;
 use crate::sys::memory::{self, Advice, Range};
 use crate::sys::zero::{self, Use};
 use std::sync::atomic::AtomicU32;
@@ -12,7 +13,8 @@ pub enum Operation {
     Discard,
     /// Write zeroes. A chunk can be taken back from whoever is at it.
     Zero,
-    /// Back the range with writable pages (`MADV_POPULATE_WRITE`, or a touch where the kernel is older than 5.14).
+    /// Back the range with writable pages (`MADV_POPULATE_WRITE`, or a touch where the kernel is older than 5.14). Where there are none
+    /// to be had, it stays as it is.
     Populate,
 }
 
@@ -74,7 +76,8 @@ impl Operation {
                     }
                 },
                 Operation::Populate => {
-                    if memory::advise(range, Advice::PopulateWrite).is_err() {
+                    // Of every other error the pages themselves are the sign: touching what can't be had would end the process.
+                    if memory::advise(range, Advice::PopulateWrite) == Err(Errno(libc::EINVAL)) {
                         touch(range);
                     }
                     true

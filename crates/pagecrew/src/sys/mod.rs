@@ -12,11 +12,14 @@ pub mod maps;
 pub mod membarrier;
 pub mod memcg;
 pub mod memory;
+pub mod mount;
 pub mod pagemap;
 pub mod process;
 pub mod procfs;
 pub mod rseq;
 pub mod sched;
+pub mod seqpacket;
+pub mod shared_file;
 pub mod stop;
 pub mod thread;
 pub mod topology;
@@ -65,6 +68,12 @@ impl From<std::io::Error> for Errno {
     /// `EIO` for an error that didn't come from the kernel.
     fn from(error: std::io::Error) -> Errno {
         Errno(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+impl From<rustix::io::Errno> for Errno {
+    fn from(error: rustix::io::Errno) -> Errno {
+        Errno(error.raw_os_error())
     }
 }
 

@@ -56,6 +56,14 @@ impl Topology {
     }
 }
 
+/// The nodes that have memory (3.8); node 0 where sysfs is not there.
+pub fn nodes_with_memory() -> Vec<usize> {
+    let mut buffer = Buffer::new();
+    let text = procfs::read(c"/sys/devices/system/node/has_memory", &mut buffer).unwrap_or("0");
+    let nodes: Vec<usize> = list(text).filter(|&node| node < MAX_NODES).collect();
+    if nodes.is_empty() { vec![0] } else { nodes }
+}
+
 /// One more than the highest number that a CPU of this machine may ever have.
 pub fn possible_cpus() -> usize {
     let mut buffer = Buffer::new();

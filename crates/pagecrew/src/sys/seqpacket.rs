@@ -1,0 +1,238 @@
+//! Unix sockets that keep packets apart (`SOCK_SEQPACKET`), with a descriptor in a packet where one is to be passed on, and with the
+//! kernel's word for who is at the other end.
+
+use super::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Who is at the other end of a connection (`SO_PEERCRED`): as it was when it connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Its process; 0 where this process can't see that one.
+    pub pid: i32,
+    /// Its effective user.
+    pub user: u32,
+    /// Its effective group.
+    pub group: u32,
+}
+
+/// A received packet.
+#[derive(Debug)]
+pub struct Packet {
+    /// Its length.
+    pub len: usize,
+    /// Whether it was longer than there was room for; the rest is lost.
+    pub cut: bool,
+    /// The first descriptor that came with it; others are closed.
+    pub descriptor: Option<OwnedFd>,
+}
+
+/// One end of a connection, or what others connect to.
+#[derive(Debug)]
+pub struct Socket(OwnedFd);
+
+impl From<OwnedFd> for Socket {
+    fn from(descriptor: OwnedFd) -> Socket {
+        Socket(descriptor)
+    }
+}
+
+impl From<Socket> for OwnedFd {
+    fn from(socket: Socket) -> OwnedFd {
+        socket.0
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Socket {
+    /// Listens at `path`, which must not be there yet. Whoever may write to it may connect.
+    ///
+    /// # Errors
+    /// `EADDRINUSE` where it is there, `ENAMETOOLONG` for more than 107 bytes, else those of creating a file.
+    pub fn listen(path: &Path) -> Result<Socket, Errno> {
+        let address = SocketAddrUnix::new(path)?;
+        let socket = new()?;
+        rustix::net::bind(&socket, &address)?;
+        rustix::net::listen(&socket, BACKLOG)?;
+        Ok(Socket(socket))
+    }
+
+    /// Connects to whoever listens at `path`.
+    ///
+    /// # Errors
+    /// `ENOENT` and `ECONNREFUSED` where nobody does, `EACCES` where this user may not.
+    pub fn connect(path: &Path) -> Result<Socket, Errno> {
+        let address = SocketAddrUnix::new(path)?;
+        let socket = new()?;
+        rustix::net::connect(&socket, &address)?;
+        Ok(Socket(socket))
+    }
+
+    /// Two ends of a connection.
+    ///
+    /// # Errors
+    /// `EMFILE` where there are no descriptors left.
+    pub fn pair() -> Result<(Socket, Socket), Errno> {
+        let (one, other) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        Ok((Socket(one), Socket(other)))
+    }
+
+    /// Waits for a connection.
+    ///
+    /// # Errors
+    /// `EINVAL` after [`Socket::end`]; `EMFILE`, `ENFILE` and `ENOMEM` where there is no room for one more.
+    pub fn accept(&self) -> Result<Socket, Errno> {
+        loop {
+            match rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC) {
+                // Somebody who has gone again meanwhile.
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
+                result => return Ok(Socket(result?)),
+            }
+        }
+    }
+
+    /// Who is at the other end.
+    ///
+    /// # Errors
+    /// Those of `getsockopt`.
+    pub fn peer(&self) -> Result<Peer, Errno> {
+        let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+        let mut len = size_of_val(&peer) as libc::socklen_t;
+        // SAFETY: the answer and its length are valid places, and the length is that of the answer.
+        let result = unsafe {
+            libc::getsockopt(self.0.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &mut len)
+        };
+        Errno::check(result.into())?;
+        Ok(Peer { pid: peer.pid, user: peer.uid, group: peer.gid })
+    }
+
+    /// Sends `bytes`, with `descriptor` if there is one, as one packet. Doesn't wait: who doesn't read has no room for more.
+    ///
+    /// # Errors
+    /// `EAGAIN` where there is no room, `EPIPE` where nobody is there any more, `EMSGSIZE` where the packet is too large.
+    pub fn send(&self, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut room);
+        let descriptors = descriptor.map(|descriptor| [descriptor]);
+        if let Some(descriptors) = &descriptors {
+            control.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        rustix::io::retry_on_intr(|| rustix::net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, flags))?;
+        Ok(())
+    }
+
+    /// Waits for a packet and puts it into `room`. Of length 0 where the other end has been closed.
+    ///
+    /// # Errors
+    /// `ECONNRESET` where the other end went with something unread.
+    pub fn receive(&self, room: &mut [u8]) -> Result<Packet, Errno> {
+        // Room for several: what doesn't fit is closed by the kernel, and what fits and isn't wanted, here.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = rustix::io::retry_on_intr(|| {
+            rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(room)], &mut control, RecvFlags::CMSG_CLOEXEC)
+        })?;
+        let mut descriptor = None;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                descriptors.for_each(|other| drop(descriptor.get_or_insert(other)));
+            }
+        }
+        Ok(Packet { len: received.bytes, cut: received.flags.contains(ReturnFlags::TRUNC), descriptor })
+    }
+
+    /// Ends the connection for everybody who has this end, those included who wait for a packet or for a connection.
+    pub fn end(&self) {
+        let _ = rustix::net::shutdown(&self.0, Shutdown::Both);
+    }
+}
+
+fn new() -> Result<OwnedFd, Errno> {
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Seek, Write};
+
+    #[test]
+    fn packets_stay_apart_and_bring_a_descriptor() {
+        let (one, other) = Socket::pair().unwrap();
+        let mut file = tempfile();
+        file.write_all(b"contents").unwrap();
+        one.send(b"first", None).unwrap();
+        one.send(b"second", Some(file.as_fd())).unwrap();
+        let mut room = [0; 16];
+        let packet = other.receive(&mut room).unwrap();
+        assert_eq!((&room[..packet.len], packet.cut, packet.descriptor.is_none()), (&b"first"[..], false, true));
+        let packet = other.receive(&mut room[..3]).unwrap();
+        assert_eq!((&room[..packet.len], packet.cut), (&b"sec"[..], true));
+        let mut passed = std::fs::File::from(packet.descriptor.unwrap());
+        passed.rewind().unwrap();
+        let mut text = String::new();
+        passed.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "contents");
+        drop(one);
+        assert_eq!(other.receive(&mut room).unwrap().len, 0);
+        assert_eq!(other.send(b"x", None), Err(Errno(libc::EPIPE)));
+    }
+
+    fn tempfile() -> std::fs::File {
+        let path = std::env::temp_dir().join(format!("pagecrew-packet-{}", std::process::id()));
+        let file = std::fs::File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        file
+    }
+
+    #[test]
+    fn whoever_connects_is_known_and_a_listener_can_be_ended() {
+        let path = std::env::temp_dir().join(format!("pagecrew-listen-{}", std::process::id()));
+        let listener = Socket::listen(&path).unwrap();
+        assert_eq!(Socket::listen(&path).err(), Some(Errno(libc::EADDRINUSE)));
+        let client = Socket::connect(&path).unwrap();
+        let peer = listener.accept().unwrap().peer().unwrap();
+        // SAFETY: takes nothing and cannot fail.
+        let user = unsafe { libc::geteuid() };
+        assert_eq!((peer.pid, peer.user), (std::process::id() as i32, user));
+        drop(client);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                loop {
+                    if let Err(error) = listener.accept() {
+                        break error;
+                    }
+                }
+            });
+            listener.end();
+            assert_eq!(waiting.join().unwrap(), Errno(libc::EINVAL));
+        });
+        drop(listener);
+        assert_eq!(Socket::connect(&path).err(), Some(Errno(libc::ECONNREFUSED)));
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(Socket::connect(&path).err(), Some(Errno(libc::ENOENT)));
+    }
+
+    #[test]
+    fn who_does_not_read_is_not_waited_for() {
+        let (one, _other) = Socket::pair().unwrap();
+        let error = (0..1_000_000).find_map(|_| one.send(&[0; 4096], None).err());
+        assert_eq!(error, Some(Errno(libc::EAGAIN)));
+    }
+}
