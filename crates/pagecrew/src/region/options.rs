@@ -72,7 +72,15 @@ pub const NAMES: [Name; 9] = [
 ];
 
 /// Variables that belong to the command and not to the region.
-const OTHERS: [&str; 4] = ["PAGECREW_STATS_DIR", "PAGECREW_STATS_KEEP", "PAGECREW_PRELOAD", "PAGECREW_CHECKED"];
+const OTHERS: [&str; 7] = [
+    "PAGECREW_STATS_DIR",
+    "PAGECREW_STATS_KEEP",
+    "PAGECREW_PRELOAD",
+    "PAGECREW_CHECKED",
+    "PAGECREW_POOL_SOCKET",
+    "PAGECREW_POOL_PATH",
+    "PAGECREW_POOL_SIZE",
+];
 
 /// The smallest threshold: below it, a page-granular allocator wastes more than it saves.
 const THRESHOLD_MIN: usize = 64 << 10;

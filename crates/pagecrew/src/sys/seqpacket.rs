@@ -59,16 +59,23 @@ impl AsFd for Socket {
 }
 
 impl Socket {
-    /// Listens at `path`, which must not be there yet. Whoever may write to it may connect.
+    /// Makes `path`, which must not be there yet, a socket. Whoever may write to it may connect once it listens.
     ///
     /// # Errors
     /// `EADDRINUSE` where it is there, `ENAMETOOLONG` for more than 107 bytes, else those of creating a file.
-    pub fn listen(path: &Path) -> Result<Socket, Errno> {
+    pub fn bind(path: &Path) -> Result<Socket, Errno> {
         let address = SocketAddrUnix::new(path)?;
         let socket = new()?;
         rustix::net::bind(&socket, &address)?;
-        rustix::net::listen(&socket, BACKLOG)?;
         Ok(Socket(socket))
+    }
+
+    /// Lets others connect.
+    ///
+    /// # Errors
+    /// `EINVAL` where the socket is connected itself.
+    pub fn listen(&self) -> Result<(), Errno> {
+        Ok(rustix::net::listen(&self.0, BACKLOG)?)
     }
 
     /// Connects to whoever listens at `path`.
@@ -151,7 +158,9 @@ impl Socket {
         let mut descriptor = None;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                descriptors.for_each(|other| drop(descriptor.get_or_insert(other)));
+                for other in descriptors {
+                    descriptor.get_or_insert(other);
+                }
             }
         }
         Ok(Packet { len: received.bytes, cut: received.flags.contains(ReturnFlags::TRUNC), descriptor })
@@ -204,8 +213,10 @@ mod tests {
     #[test]
     fn whoever_connects_is_known_and_a_listener_can_be_ended() {
         let path = std::env::temp_dir().join(format!("pagecrew-listen-{}", std::process::id()));
-        let listener = Socket::listen(&path).unwrap();
-        assert_eq!(Socket::listen(&path).err(), Some(Errno(libc::EADDRINUSE)));
+        let listener = Socket::bind(&path).unwrap();
+        assert_eq!(Socket::bind(&path).err(), Some(Errno(libc::EADDRINUSE)));
+        assert_eq!(Socket::connect(&path).err(), Some(Errno(libc::ECONNREFUSED)));
+        listener.listen().unwrap();
         let client = Socket::connect(&path).unwrap();
         let peer = listener.accept().unwrap().peer().unwrap();
         // SAFETY: takes nothing and cannot fail.

@@ -1,0 +1,148 @@
+//! The client's side: a connection to a pool, and the memory that it hands out.
+
+use super::error::Error;
+use super::options::Backing;
+use super::protocol::{ANSWER_MOST, Answer, Until};
+use super::{completion, protocol};
+use crate::sys::seqpacket::Socket;
+use crate::sys::{Errno, HUGE_PAGE_SIZE};
+use std::cell::RefCell;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+/// What is wanted of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// Bytes, a multiple of 2 MiB.
+    pub size: usize,
+    /// The NUMA node that they are to be of; none: whichever has them ready.
+    pub node: Option<usize>,
+    /// When they go back.
+    pub until: Until,
+}
+
+/// Memory of a pool, all of it backed and zero, in a file that nobody had before.
+#[derive(Debug)]
+pub struct Taken {
+    /// The file, open for reading and writing.
+    pub file: File,
+    /// Where it is: mode 0600, and this user's.
+    pub path: PathBuf,
+    /// Its size in bytes.
+    pub size: usize,
+    /// Bytes of it that were ready; the others were zeroed on the spot.
+    pub ready: usize,
+    /// The NUMA node that it is of.
+    pub node: usize,
+    /// What it is made of.
+    pub backing: Backing,
+}
+
+/// A connection to a pool. What was taken [`Until::Closed`] goes back when it is dropped.
+#[derive(Debug)]
+pub struct Client {
+    socket: Socket,
+    path: PathBuf,
+    room: RefCell<Vec<u8>>,
+}
+
+impl Client {
+    /// Connects to the pool whose socket is at `path`; see [`super::SOCKET`].
+    ///
+    /// # Errors
+    /// [`Error::NotServed`] where there is no pool, [`Error::MayNotConnect`] where this user may not use it.
+    pub fn connect(path: &Path) -> Result<Client, Error> {
+        let socket = Socket::connect(path).map_err(|errno| match errno {
+            Errno(libc::ENOENT | libc::ECONNREFUSED | libc::ENOTDIR) => Error::NotServed(path.to_owned()),
+            Errno(libc::EACCES | libc::EPERM) => Error::MayNotConnect(path.to_owned()),
+            errno => Error::System { action: "connecting to", path: path.to_owned(), errno },
+        })?;
+        Ok(Client { socket, path: path.to_owned(), room: RefCell::new(vec![0; ANSWER_MOST]) })
+    }
+
+    /// Takes memory. What of it is not ready is zeroed here and now, by this thread and helpers of this process.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] where it can't be had, [`Error::NotFilled`] where there was less than the server thought; nothing is taken then.
+    pub fn take(&self, request: &Request) -> Result<Taken, Error> {
+        let Request { size, node, until } = *request;
+        if size == 0 || !size.is_multiple_of(HUGE_PAGE_SIZE) {
+            return Err(Error::Size(size));
+        }
+        match self.ask(&protocol::Request::Take { size, node, until })? {
+            (Answer::Taken { size, ready, node, backing, path }, Some(descriptor)) => {
+                let taken = Taken { file: descriptor.into(), path: path.into(), size, ready, node, backing };
+                match completion::complete(&taken.file, ready, size) {
+                    Ok(()) => Ok(taken),
+                    Err(error) => {
+                        let path = taken.path.clone();
+                        drop(taken);
+                        let _ = self.release(&path);
+                        Err(error)
+                    }
+                }
+            }
+            (answer, _) => Err(unexpected(&answer)),
+        }
+    }
+
+    /// Gives the file at `path` back, which was taken by this user. Its memory is free when nobody has it open or mapped any more.
+    /// Returns its size in bytes.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] where there is no such file or it is another user's.
+    pub fn release(&self, path: &Path) -> Result<usize, Error> {
+        let path = path.to_str().ok_or_else(|| Error::Answer(format!("{} is no file of a pool", path.display())))?;
+        match self.ask(&protocol::Request::Release { path: path.to_owned() })? {
+            (Answer::Released { size }, _) => Ok(size),
+            (answer, _) => Err(unexpected(&answer)),
+        }
+    }
+
+    /// Has `size` bytes kept ready from now on, on `node` or in all. Returns what is kept ready in all.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] for anybody but root and the server's own user.
+    pub fn resize(&self, size: usize, node: Option<usize>) -> Result<usize, Error> {
+        if !size.is_multiple_of(HUGE_PAGE_SIZE) {
+            return Err(Error::Size(size));
+        }
+        match self.ask(&protocol::Request::Resize { size, node })? {
+            (Answer::Resized { size }, _) => Ok(size),
+            (answer, _) => Err(unexpected(&answer)),
+        }
+    }
+
+    /// How it stands, as a JSON object.
+    ///
+    /// # Errors
+    /// [`Error::Answer`] where the server went meanwhile.
+    pub fn status(&self) -> Result<String, Error> {
+        match self.ask(&protocol::Request::Status)? {
+            (Answer::Status { json }, _) => Ok(json),
+            (answer, _) => Err(unexpected(&answer)),
+        }
+    }
+
+    fn ask(&self, request: &protocol::Request) -> Result<(Answer, Option<OwnedFd>), Error> {
+        let gone = |_| Error::Answer(format!("the pool at {} has ended", self.path.display()));
+        self.socket.send(request.to_string().as_bytes(), None).map_err(gone)?;
+        let mut room = self.room.borrow_mut();
+        let packet = self.socket.receive(&mut room).map_err(gone)?;
+        if packet.len == 0 {
+            return Err(gone(Errno(0)));
+        }
+        let answer = Answer::read(&room[..packet.len]).map_err(|error| {
+            Error::Answer(format!("what listens at {} is not a pool: {error}", self.path.display()))
+        })?;
+        match answer {
+            Answer::Error { code, message } => Err(Error::Refused { code, message }),
+            answer => Ok((answer, packet.descriptor)),
+        }
+    }
+}
+
+fn unexpected(answer: &Answer) -> Error {
+    Error::Answer(format!("the pool answered '{answer}', which is no answer to what was asked"))
+}

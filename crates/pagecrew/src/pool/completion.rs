@@ -1,0 +1,66 @@
+//! Zeroing on the spot what a pool had not ready: in parallel, by whoever asked, on his CPU and in his control group.
+
+use super::error::Error;
+use crate::crew::{Crew, Idle, Operation, Task};
+use crate::sys::memory::Range;
+use crate::sys::shared_file::{self, Mapped};
+use crate::sys::topology::Topology;
+use crate::sys::{Errno, sched};
+use std::fs::File;
+
+/// Backs `file` from `ready` to `size`, both in bytes and multiples of 2 MiB.
+///
+/// # Errors
+/// [`Error::NotFilled`] where there is not enough memory.
+pub(super) fn complete(file: &File, ready: usize, size: usize) -> Result<(), Error> {
+    if ready >= size {
+        return Ok(());
+    }
+    let backed = || shared_file::backed_bytes(file).unwrap_or(0).min(size);
+    let not_filled = |_: Errno| Error::NotFilled { size, backed: backed() };
+    let mapped = Mapped::new(file, ready, size - ready).map_err(not_filled)?;
+    populate(mapped.range()).map_err(not_filled)?;
+    match backed() {
+        all if all == size => Ok(()),
+        _ => Err(not_filled(Errno(0))),
+    }
+}
+
+/// Backs `range`, with helpers of the idle class where there are CPUs for them.
+fn populate(range: Range) -> Result<(), Errno> {
+    let crew = Crew::new(Idle::new()?, None, sched::affinity()?, Topology::read());
+    // SAFETY: the range is mapped read-write until the crew is dropped, and populating changes no contents.
+    unsafe { crew.run(Task { operation: Operation::Populate, range, node: 0, report: false }) };
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(name: &str) -> File {
+        let path = format!("/dev/shm/pagecrew-{name}-{}", std::process::id());
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        file
+    }
+
+    #[test]
+    fn what_is_missing_is_backed_and_nothing_else() {
+        let file = file("complete");
+        file.set_len(64 << 20).unwrap();
+        complete(&file, 16 << 20, 64 << 20).unwrap();
+        assert_eq!(shared_file::backed_bytes(&file), Ok(48 << 20));
+        complete(&file, 64 << 20, 64 << 20).unwrap();
+        assert_eq!(shared_file::backed_bytes(&file), Ok(48 << 20));
+    }
+
+    #[test]
+    fn what_is_not_there_to_be_had_is_an_error() {
+        // A file shorter than what is asked for: what lies behind its end can't be backed.
+        let file = file("short");
+        file.set_len(8 << 20).unwrap();
+        let error = complete(&file, 0, 16 << 20).unwrap_err();
+        assert_eq!(error, Error::NotFilled { size: 16 << 20, backed: 8 << 20 });
+    }
+}

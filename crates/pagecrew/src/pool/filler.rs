@@ -1,0 +1,298 @@
+//! The filler: a process of its own that backs files with zeroed huge pages, in the idle class.
+//!
+//! Of its own, because a thread of the idle class may be stopped anywhere for as long as others want the CPUs, and what it holds in
+//! the kernel then is held: its process's address space, which every thread of a server needs to allocate, among it. What the filler
+//! holds, nobody waits for, except who takes the very file that it is at; then it is moved to the ordinary class until it has finished.
+
+use crate::crew::{Crew, Idle, Operation, Task};
+use crate::sys::memory::{self, Advice, Range};
+use crate::sys::pagemap::{Category, Pagemap};
+use crate::sys::sched::{self, Class};
+use crate::sys::seqpacket::Socket;
+use crate::sys::shared_file::{self, Mapped};
+use crate::sys::topology::Topology;
+use crate::sys::{Errno, HUGE_PAGE_SIZE, clock};
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+
+/// What the filler is to do to the file that comes with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Order {
+    /// Where, in bytes.
+    pub offset: u64,
+    /// How much, in bytes.
+    pub len: u64,
+    /// The node that it is of.
+    pub node: u64,
+    /// How many threads may be at it besides the filler's own.
+    pub helpers: u64,
+}
+
+/// What came of an order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Done {
+    /// Bytes from the order's offset on that are backed by zeroed huge pages. What was behind them is as it was.
+    pub filled: u64,
+    /// Whether the rest could be had in small pages only.
+    pub fragmented: bool,
+    /// CPU time that it took.
+    pub cpu_ns: u64,
+}
+
+impl Order {
+    fn bytes(self) -> [u8; 32] {
+        words([self.offset, self.len, self.node, self.helpers])
+    }
+
+    fn read(bytes: &[u8]) -> Option<Order> {
+        let [offset, len, node, helpers] = numbers(bytes)?;
+        Some(Order { offset, len, node, helpers })
+    }
+}
+
+impl Done {
+    fn bytes(self) -> [u8; 24] {
+        words([self.filled, u64::from(self.fragmented), self.cpu_ns])
+    }
+
+    fn read(bytes: &[u8]) -> Option<Done> {
+        let [filled, fragmented, cpu_ns] = numbers(bytes)?;
+        Some(Done { filled, fragmented: fragmented != 0, cpu_ns })
+    }
+}
+
+fn words<const N: usize, const B: usize>(numbers: [u64; N]) -> [u8; B] {
+    let mut bytes = [0; B];
+    for (place, number) in bytes.chunks_exact_mut(8).zip(numbers) {
+        place.copy_from_slice(&number.to_ne_bytes());
+    }
+    bytes
+}
+
+fn numbers<const N: usize>(bytes: &[u8]) -> Option<[u64; N]> {
+    if bytes.len() != 8 * N {
+        return None;
+    }
+    let mut numbers = [0; N];
+    for (number, word) in numbers.iter_mut().zip(bytes.chunks_exact(8)) {
+        *number = u64::from_ne_bytes(word.try_into().ok()?);
+    }
+    Some(numbers)
+}
+
+/// The server's end of a filler.
+#[derive(Debug)]
+pub(super) struct Filler {
+    process: Child,
+    socket: Socket,
+}
+
+impl Filler {
+    /// Starts one.
+    ///
+    /// # Errors
+    /// Those of starting a program.
+    pub fn start(command: &[OsString]) -> Result<Filler, Errno> {
+        let (program, arguments) = command.split_first().ok_or(Errno(libc::ENOENT))?;
+        let (socket, other) = Socket::pair()?;
+        let process = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::from(OwnedFd::from(other)))
+            .stdout(Stdio::null())
+            .current_dir("/")
+            .spawn()
+            .map_err(Errno::from)?;
+        Ok(Filler { process, socket })
+    }
+
+    /// Has it fill a part of `file`.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn order(&self, file: &File, order: Order) -> Result<(), Errno> {
+        self.socket.send(&order.bytes(), Some(file.as_fd()))
+    }
+
+    /// Waits for the end of the order.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn done(&self) -> Result<Done, Errno> {
+        let mut room = [0; 32];
+        let packet = self.socket.receive(&mut room)?;
+        Done::read(&room[..packet.len]).ok_or(Errno(libc::ECONNRESET))
+    }
+
+    /// Can be read when the order is done.
+    pub fn signal(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> i32 {
+        self.process.id() as i32
+    }
+}
+
+impl Drop for Filler {
+    fn drop(&mut self) {
+        // It may be stopped in the middle of an order, and then would end late.
+        let _ = self.process.kill();
+        let _ = sched::set_class(self.pid(), Class::Normal);
+        let _ = self.process.wait();
+    }
+}
+
+/// The life of a filler: it does what comes over `socket` until that is closed, in the idle class. For a process of its own, with one
+/// thread so far.
+///
+/// # Errors
+/// If `socket` is no socket of a server's, or there is no memory for the crew.
+pub fn fill(socket: OwnedFd) -> Result<(), Errno> {
+    // It ends with the server and not before, whatever a terminal sends to both.
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
+        // SAFETY: ignoring a signal runs no code of ours.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    // What it is at can be done again; whatever else runs here can't.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+    let socket = Socket::from(socket);
+    let mut crew: Option<(u64, Crew<Idle>)> = None;
+    let mut room = [0; 64];
+    loop {
+        let packet = socket.receive(&mut room)?;
+        if packet.len == 0 {
+            return Ok(());
+        }
+        let (Some(order), Some(file)) = (Order::read(&room[..packet.len]), packet.descriptor) else {
+            return Err(Errno(libc::EPROTO));
+        };
+        // Whoever was in a hurry may have moved it to the ordinary class.
+        let _ = sched::set_class(0, Class::Idle);
+        let helpers = crew.as_ref().map(|(helpers, _)| *helpers);
+        if helpers != Some(order.helpers) {
+            let limit = Some(order.helpers as usize);
+            crew = Some((order.helpers, Crew::new(Idle::new()?, limit, sched::affinity()?, Topology::read())));
+        }
+        let before = clock::process_cpu_ns();
+        let (filled, fragmented) = match &crew {
+            Some((_, crew)) => fill_part(&file.into(), order, crew),
+            None => (0, false),
+        };
+        let done = Done { filled: filled as u64, fragmented, cpu_ns: clock::process_cpu_ns() - before };
+        match socket.send(&done.bytes(), None) {
+            Err(Errno(libc::EPIPE)) => return Ok(()),
+            result => result?,
+        }
+    }
+}
+
+/// Backs a part of `file`; returns how many bytes of it are backed by huge pages, and whether more are in small ones only, which is then
+/// given back: files of small pages are slower than none.
+fn fill_part(file: &File, order: Order, crew: &Crew<Idle>) -> (usize, bool) {
+    let (offset, len) = (order.offset as usize, order.len as usize);
+    if len == 0 || !offset.is_multiple_of(HUGE_PAGE_SIZE) || !len.is_multiple_of(HUGE_PAGE_SIZE) {
+        return (0, false);
+    }
+    let Ok(mapped) = Mapped::new(file, offset, len) else { return (0, false) };
+    let range = mapped.range();
+    let task = Task { operation: Operation::Populate, range, node: order.node as usize, report: false };
+    // SAFETY: the range is mapped read-write until this function returns, which the crew's `run` doesn't outlast; contents don't change.
+    unsafe { crew.run(task) };
+    let whole = match huge_prefix(range) {
+        // A kernel that doesn't say (before 6.7) is taken at its word.
+        Err(_) => return (shared_file::backed_bytes(file).unwrap_or(0).saturating_sub(offset).min(len), false),
+        Ok(whole) => whole,
+    };
+    let filled = if whole == len { len } else { collapse(range, whole) };
+    if filled == len {
+        return (len, false);
+    }
+    let rest = Range { start: range.start + filled, len: len - filled };
+    let own = Pagemap::own().and_then(|map| map.bytes_of(rest, Category::Present));
+    let fragmented = own.is_ok_and(|present| present > 0);
+    drop(mapped);
+    let _ = shared_file::punch(file, offset + filled, len - filled);
+    (filled, fragmented)
+}
+
+/// Bytes at the beginning of `range` that are in huge pages.
+fn huge_prefix(range: Range) -> Result<usize, Errno> {
+    let mut prefix = 0;
+    Pagemap::own()?.huge_pages(range, |run, _| {
+        if run.start == range.start + prefix {
+            prefix += run.len;
+        }
+    })?;
+    Ok(prefix)
+}
+
+/// Asks the kernel to make huge pages of the small ones from `prefix` on, as far as that goes. Returns the bytes that then are in huge
+/// pages.
+fn collapse(range: Range, mut prefix: usize) -> usize {
+    while prefix < range.len {
+        let page = Range { start: range.start + prefix, len: HUGE_PAGE_SIZE };
+        // SAFETY: this kind of advice changes no contents.
+        let result = unsafe { memory::advise(page, Advice::Collapse) };
+        let now = huge_prefix(range).unwrap_or(0);
+        if result.is_err() || now <= prefix {
+            break;
+        }
+        prefix = now;
+    }
+    prefix
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_and_their_ends_pass_whole() {
+        let order = Order { offset: 1 << 40, len: 2 << 20, node: 3, helpers: 1 };
+        assert_eq!(Order::read(&order.bytes()), Some(order));
+        let done = Done { filled: 7, fragmented: true, cpu_ns: u64::MAX };
+        assert_eq!(Done::read(&done.bytes()), Some(done));
+        assert_eq!((Order::read(&[0; 31]), Done::read(&[])), (None, None));
+    }
+
+    #[test]
+    fn a_filler_fills_and_ends_with_its_server() {
+        let path = format!("/dev/shm/pagecrew-fill-{}", std::process::id());
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        file.set_len(8 << 20).unwrap();
+        let (server, filler) = Socket::pair().unwrap();
+        let life = std::thread::spawn(|| {
+            // A thread stands in for the process: what it changes for itself is its own.
+            let socket = Socket::from(OwnedFd::from(filler));
+            let mut room = [0; 64];
+            let crew = Crew::new(Idle::new().unwrap(), Some(0), sched::affinity().unwrap(), Topology::read());
+            while let Ok(packet) = socket.receive(&mut room)
+                && packet.len > 0
+            {
+                let order = Order::read(&room[..packet.len]).unwrap();
+                let (filled, fragmented) = fill_part(&packet.descriptor.unwrap().into(), order, &crew);
+                socket.send(&Done { filled: filled as u64, fragmented, cpu_ns: 1 }.bytes(), None).unwrap();
+            }
+        });
+        let ask = |order: Order| {
+            server.send(&order.bytes(), Some(file.as_fd())).unwrap();
+            let mut room = [0; 64];
+            let len = server.receive(&mut room).unwrap().len;
+            Done::read(&room[..len]).unwrap()
+        };
+        // /dev/shm may have no huge pages; then nothing is kept.
+        let done = ask(Order { offset: 2 << 20, len: 4 << 20, node: 0, helpers: 0 });
+        assert_eq!(shared_file::backed_bytes(&file), Ok(done.filled as usize));
+        assert!(done.filled == 4 << 20 || done.fragmented);
+        // What lies behind the end can't be filled.
+        assert_eq!(ask(Order { offset: 16 << 20, len: 2 << 20, node: 0, helpers: 0 }).filled, 0);
+        // Nor can a piece of a page.
+        assert_eq!(ask(Order { offset: 0, len: 4096, node: 0, helpers: 0 }).filled, 0);
+        drop(server);
+        life.join().unwrap();
+    }
+}

@@ -1,0 +1,437 @@
+//! The keeper: a thread that has files filled, gives memory back when the machine needs it, and sees to what is taken.
+
+use super::filler::{Done, Filler, Order};
+use super::gate::{Gate, Signals, Verdict};
+use super::server::Shared;
+use super::state::{Condition, GivenUp, Life, Ready, Settings};
+use super::stock::{self, Step};
+use crate::sys::mount::MemoryFs;
+use crate::sys::{HUGE_PAGE_SIZE, clock, procfs, shared_file};
+use crate::trim::budget::Bucket;
+use crate::units::Bytes;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// What one thread fills at a time: a few milliseconds of CPU.
+const PIECE: usize = 32 << 20;
+/// How often the machine is looked at, and what is taken and going.
+const LOOK: Duration = Duration::from_millis(250);
+/// And what is taken and staying, in looks.
+const LOOKS: u32 = 4;
+/// What filling may save up of its share, in time.
+const SAVED: Duration = Duration::from_millis(200);
+/// How long nothing is filled after nothing could be had, at first and at most.
+const RETRY: Duration = Duration::from_secs(2);
+const RETRY_MOST: Duration = Duration::from_secs(300);
+/// A taken file that was found too large so often is taken away.
+const OFFENCES: u32 = 3;
+
+/// A reason to leave filling for a while, which gets longer each time in a row.
+#[derive(Debug, Default)]
+struct Setback {
+    until_ns: u64,
+    times: u32,
+    why: &'static str,
+}
+
+impl Setback {
+    fn happened(&mut self, why: &'static str, now_ns: u64) {
+        let pause = RETRY.saturating_mul(1 << self.times.min(16)).min(RETRY_MOST);
+        *self = Setback { until_ns: now_ns + pause.as_nanos() as u64, times: self.times + 1, why };
+    }
+
+    fn over(&mut self) {
+        *self = Setback::default();
+    }
+}
+
+/// What the filler is at.
+struct Piece {
+    node: usize,
+    id: u64,
+    /// Keeps the file while the filler has it.
+    _file: Arc<File>,
+    offset: usize,
+    len: usize,
+}
+
+/// See the module.
+pub(super) struct Keeper {
+    shared: Arc<Shared>,
+    command: Vec<OsString>,
+    filler: Option<Filler>,
+    piece: Option<Piece>,
+    setback: Setback,
+    gate: Gate,
+    bucket: Bucket,
+    /// The settings that gate and bucket were made for.
+    cpu: f64,
+    floor: u64,
+    next_look_ns: u64,
+    looks: u32,
+    /// The node whose turn it is.
+    turn: usize,
+    /// Whether it was said that all is ready.
+    said_full: bool,
+}
+
+/// What comes next.
+enum Next {
+    /// Something was done; there may be more.
+    Again,
+    /// Nothing before so much time has passed or somebody calls.
+    Wait(Duration),
+}
+
+impl Keeper {
+    pub fn new(shared: Arc<Shared>, command: Vec<OsString>) -> Keeper {
+        let Settings { cpu, floor, .. } = shared.state().settings;
+        let now = clock::now_ns();
+        Keeper {
+            command,
+            filler: None,
+            piece: None,
+            setback: Setback::default(),
+            gate: Gate::new(floor),
+            bucket: Bucket::new(cpu * 1e9, SAVED, now),
+            cpu,
+            floor,
+            next_look_ns: 0,
+            looks: 0,
+            turn: 0,
+            said_full: false,
+            shared,
+        }
+    }
+
+    /// Keeps until the server is stopped.
+    pub fn run(mut self) {
+        while !self.shared.stop.load(Ordering::SeqCst) {
+            let now = clock::now_ns();
+            if now >= self.next_look_ns {
+                self.look();
+                self.next_look_ns = clock::now_ns() + LOOK.as_nanos() as u64;
+            }
+            let next = if self.piece.is_some() { Next::Wait(LOOK) } else { self.step() };
+            if let Next::Wait(pause) = next {
+                let look = Duration::from_nanos(self.next_look_ns.saturating_sub(clock::now_ns()));
+                self.sleep(pause.min(look));
+            }
+        }
+    }
+
+    /// Sleeps for `pause`, or until somebody calls or the filler is done.
+    fn sleep(&mut self, pause: Duration) {
+        let done = {
+            let mut sources = vec![PollFd::new(self.shared.wake(), PollFlags::IN)];
+            let filler = self.filler.as_ref().filter(|_| self.piece.is_some());
+            if let Some(filler) = filler {
+                sources.push(PollFd::from_borrowed_fd(filler.signal(), PollFlags::IN));
+            }
+            let time = Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: pause.subsec_nanos().into() };
+            // Interrupted is woken.
+            let _ = poll(&mut sources, Some(&time));
+            sources.get(1).is_some_and(|filler| !filler.revents().is_empty())
+        };
+        let _ = rustix::io::read(self.shared.wake().as_fd(), &mut [0; 8]);
+        if done {
+            self.filled();
+        }
+    }
+
+    /// The filler is done with a piece, or gone.
+    fn filled(&mut self) {
+        let (Some(piece), Some(filler)) = (self.piece.take(), &self.filler) else { return };
+        let now = clock::now_ns();
+        let done = filler.done();
+        let mut state = self.shared.state();
+        state.filling = None;
+        let Ok(Done { filled, fragmented, cpu_ns }) = done else {
+            drop(state);
+            self.filler = None;
+            self.shared.filler.store(0, Ordering::Relaxed);
+            self.setback.happened("the filler has ended and is started again", now);
+            (self.shared.log)("the filler has ended; another is started");
+            return;
+        };
+        state.counters.filled_bytes += filled;
+        state.counters.cpu_ns += cpu_ns;
+        let node = state.nodes.get_mut(&piece.node);
+        // It may have been handed out meanwhile.
+        let waiting = node.and_then(|node| node.waiting.iter_mut().find(|ready| ready.id == piece.id));
+        if let Some(ready) = waiting {
+            ready.filled = (piece.offset + filled as usize).min(ready.size);
+            if (filled as usize) < piece.len {
+                self.setback.happened(if fragmented { FRAGMENTED } else { NOTHING_LEFT }, now);
+            } else {
+                self.setback.over();
+            }
+        }
+        drop(state);
+        self.bucket.charge(cpu_ns as f64, now);
+    }
+
+    /// Does the next thing that brings the files nearer to what is wanted.
+    fn step(&mut self) -> Next {
+        let (node, step) = {
+            let state = self.shared.state();
+            let numbers: Vec<usize> = state.nodes.keys().copied().collect();
+            let of = |offset: usize| {
+                let number = numbers[(self.turn + offset) % numbers.len()];
+                let node = &state.nodes[&number];
+                (number, stock::next_step(&node.wanted, &node.stock()))
+            };
+            match (0..numbers.len()).map(of).find(|(_, step)| *step != Step::Nothing) {
+                Some(found) => found,
+                None => {
+                    drop(state);
+                    self.full();
+                    return Next::Wait(LOOK);
+                }
+            }
+        };
+        match step {
+            Step::Nothing => {}
+            Step::Create { size } => match self.shared.store.create(size, self.shared.node(node)) {
+                Ok((id, file)) => {
+                    let ready = Ready { id, file: Arc::new(file), size, filled: 0 };
+                    self.put(node, ready);
+                }
+                Err(error) => {
+                    (self.shared.log)(&error.to_string());
+                    return self.wait("a file could not be made");
+                }
+            },
+            Step::Drop { id } => {
+                if let Some(ready) = self.take_out(node, id) {
+                    self.discard(ready);
+                }
+            }
+            Step::Resize { id, size } => {
+                if let Some(mut ready) = self.take_out(node, id) {
+                    let resized = self.shared.store.resize(&ready.file, size, self.shared.node(node));
+                    if let Err(error) = resized {
+                        (self.shared.log)(&error.to_string());
+                        self.discard(ready);
+                        return self.wait("the size of a file could not be changed");
+                    }
+                    (ready.size, ready.filled) = (size, ready.filled.min(size));
+                    self.put(node, ready);
+                }
+            }
+            Step::Fill { id } => return self.fill(node, id),
+        }
+        Next::Again
+    }
+
+    /// Everything is as it is wanted.
+    fn full(&mut self) {
+        let mut state = self.shared.state();
+        state.condition = Condition::Full;
+        let ready = state.ready();
+        drop(state);
+        if !self.said_full && ready > 0 {
+            self.said_full = true;
+            (self.shared.log)(&format!("{} are ready", Bytes(ready as u64)));
+        }
+    }
+
+    fn take_out(&self, node: usize, id: u64) -> Option<Ready> {
+        self.shared.state().nodes.get_mut(&node)?.remove(id)
+    }
+
+    fn put(&self, node: usize, ready: Ready) {
+        if let Some(node) = self.shared.state().nodes.get_mut(&node) {
+            node.waiting.push(ready);
+        }
+    }
+
+    /// Gives a file back.
+    fn discard(&self, ready: Ready) {
+        self.shared.give_back(vec![GivenUp { node: 0, keep: 0, ready }]);
+    }
+
+    /// Says why nothing is filled.
+    fn wait(&mut self, why: &str) -> Next {
+        let condition = Condition::Waiting(why.to_owned());
+        let mut state = self.shared.state();
+        if state.condition != condition {
+            state.condition = condition;
+            drop(state);
+            (self.shared.log)(&format!("filling waits: {why}"));
+        }
+        Next::Wait(LOOK)
+    }
+
+    /// Has the next piece of a file filled, if that may be.
+    fn fill(&mut self, node: usize, id: u64) -> Next {
+        self.follow_settings();
+        let now = clock::now_ns();
+        if now < self.setback.until_ns {
+            return self.wait(self.setback.why);
+        }
+        match self.bucket.wait(now) {
+            Duration::ZERO => {}
+            pause => return Next::Wait(pause),
+        }
+        let helpers = (self.cpu.ceil() as u64).saturating_sub(1);
+        let most = PIECE * (1 + helpers as usize);
+        let (file, offset, len, ready) = {
+            let state = self.shared.state();
+            let found = state.nodes.get(&node).and_then(|node| node.waiting.iter().find(|ready| ready.id == id));
+            let Some(ready) = found else { return Next::Again };
+            (ready.file.clone(), ready.filled, most.min(ready.size - ready.filled), state.ready())
+        };
+        let reserved = self.shared.store.kind() == MemoryFs::Hugetlbfs;
+        if reserved && self.shared.available() < len as u64 {
+            return self.wait(NONE_RESERVED);
+        }
+        // Reserved pages are set apart for this very use: whatever the machine is short of, it couldn't have them.
+        match if reserved { Verdict::Fill } else { self.verdict(ready, len, now) } {
+            Verdict::Fill => {}
+            Verdict::Wait(reason) => return self.wait(&reason.to_string()),
+            Verdict::GiveBack(bytes) => {
+                self.give_back(bytes);
+                return Next::Wait(LOOK);
+            }
+        }
+        if self.filler.is_none() {
+            match Filler::start(&self.command) {
+                Ok(filler) => {
+                    self.shared.filler.store(filler.pid(), Ordering::Relaxed);
+                    self.filler = Some(filler);
+                }
+                Err(error) => {
+                    (self.shared.log)(&format!("the filler can't be started: {error}"));
+                    self.setback.happened("the filler can't be started", now);
+                    return Next::Again;
+                }
+            }
+        }
+        let order = Order { offset: offset as u64, len: len as u64, node: node as u64, helpers };
+        let mut state = self.shared.state();
+        // Handed out meanwhile?
+        if state.nodes.get(&node).is_none_or(|node| node.waiting.iter().all(|ready| ready.id != id)) {
+            return Next::Again;
+        }
+        (state.filling, state.condition) = (Some(id), Condition::Filling);
+        drop(state);
+        // One that is gone is found out when its end is read.
+        let _ = self.filler.as_ref().map(|filler| filler.order(&file, order));
+        self.piece = Some(Piece { node, id, _file: file, offset, len });
+        self.turn = self.turn.wrapping_add(1);
+        Next::Wait(LOOK)
+    }
+
+    fn follow_settings(&mut self) {
+        let Settings { cpu, floor, .. } = self.shared.state().settings;
+        if cpu != self.cpu {
+            self.cpu = cpu;
+            self.bucket = Bucket::new(cpu * 1e9, SAVED, clock::now_ns());
+        }
+        if floor != self.floor {
+            self.floor = floor;
+            self.gate.set_floor(floor);
+        }
+    }
+
+    /// Whether `len` bytes more may be filled at the time `now`, with `ready` bytes ready.
+    fn verdict(&mut self, ready: usize, len: usize, now_ns: u64) -> Verdict {
+        let total = procfs::memory_info().map_or(u64::MAX, |memory| memory.total);
+        let stall_us = procfs::memory_stall_us().ok();
+        let signals = Signals { now_ns, total, available: self.shared.available(), stall_us };
+        self.gate.judge(signals, ready as u64, len as u64)
+    }
+
+    fn give_back(&mut self, bytes: u64) {
+        let given = self.shared.state().give_up(bytes as usize, None);
+        let sum = self.shared.give_back(given);
+        if sum > 0 {
+            (self.shared.log)(&format!("{} are given back: the machine needs memory", Bytes(sum as u64)));
+        }
+    }
+
+    /// Looks at the machine and at what is taken.
+    fn look(&mut self) {
+        self.follow_settings();
+        let ready = self.shared.state().ready();
+        if self.shared.store.kind() == MemoryFs::Tmpfs
+            && let Verdict::GiveBack(bytes) = self.verdict(ready, 0, clock::now_ns())
+        {
+            self.give_back(bytes);
+        }
+        self.looks = self.looks.wrapping_add(1);
+        self.look_at_taken(self.looks.is_multiple_of(LOOKS));
+    }
+
+    /// Lets those go that nobody has any more; `all` of them are looked at, or those whose name is gone.
+    fn look_at_taken(&self, all: bool) {
+        let (entries, unused) = {
+            let state = self.shared.state();
+            let wanted = |life: Life| life == Life::Going || all;
+            let entries: Vec<_> = state
+                .taken
+                .iter()
+                .filter(|(_, taken)| wanted(taken.life))
+                .map(|(id, taken)| (*id, taken.file.clone(), taken.size, taken.life))
+                .collect();
+            (entries, state.settings.unused.as_nanos() as u64)
+        };
+        let now = clock::now_ns();
+        for (id, file, size, life) in entries {
+            if file.metadata().is_ok_and(|facts| facts.len() as usize > size) {
+                self.too_large(id, &file, size);
+            }
+            // Where the kernel can't tell, it stays until it is released.
+            let used = || !shared_file::unused_by_others(&file).unwrap_or(false);
+            match life {
+                Life::Connection(_) => {}
+                Life::Going if used() => {}
+                Life::Going => self.shared.finish(id),
+                Life::Path(since) => {
+                    let since = if used() { None } else { since.or(Some(now)) };
+                    let over = since.is_some_and(|since| now - since >= unused);
+                    let mut state = self.shared.state();
+                    // Released meanwhile?
+                    let Some(taken) = state.taken.get_mut(&id).filter(|taken| taken.life == life) else { continue };
+                    taken.life = if over { Life::Going } else { Life::Path(since) };
+                    drop(state);
+                    if over {
+                        self.shared.store.remove_taken(id);
+                        self.shared.finish(id);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The owner of a file has made it larger, which would be memory that he was not given: it is put back to its size, and taken away
+    /// from whoever does it again and again.
+    fn too_large(&self, id: u64, file: &File, size: usize) {
+        let mut state = self.shared.state();
+        let Some(taken) = state.taken.get_mut(&id) else { return };
+        taken.offences += 1;
+        let (user, taken_away) = (taken.user, taken.offences >= OFFENCES);
+        if taken_away {
+            taken.life = Life::Going;
+        }
+        drop(state);
+        let _ = file.set_len(if taken_away { 0 } else { size as u64 });
+        if taken_away {
+            self.shared.store.remove_taken(id);
+        }
+        let what = if taken_away { "taken away" } else { "put back to its size" };
+        (self.shared.log)(&format!("user {user} has made a file larger than was handed out: it is {what}"));
+    }
+}
+
+const FRAGMENTED: &str = "memory is too fragmented for huge pages";
+const NONE_RESERVED: &str = "too few huge pages are reserved (sysctl vm.nr_hugepages=COUNT)";
+const NOTHING_LEFT: &str = "no more memory can be had: the pool's limit, or that of the server's control group";
+
+const _: () = assert!(PIECE.is_multiple_of(HUGE_PAGE_SIZE));

@@ -1,0 +1,34 @@
+//! Memory that is ready and zeroed before it is asked for, in files that are handed to virtual machines and big processes.
+//!
+//! **Life of a file.** The keeper makes it in a private mount (`store`), of a size that is likely to be asked for (`stock`), and has it
+//! filled with zeroed huge pages by the filler, a process of the idle class, within a share of a CPU and as long as the machine has memory
+//! that nobody else wants (`gate`). A client's request makes it that client's, once: what was asked for and is not
+//! ready the client itself zeroes on the spot (`completion`). When nobody has it any more, its memory goes to the kernel.
+//!
+//! **Who is served.** A thread for each connection (`server`); how much each user may have is in `quota`; what is said, in `protocol`.
+//!
+//! Source: zero free pages ahead of time (Liang Li, 2020), whose reviewers asked for a pool of ready files instead, for many CPUs at
+//! allocation, and for somebody to pay.
+
+mod client;
+mod completion;
+mod error;
+mod filler;
+pub mod gate;
+mod keeper;
+mod options;
+mod protocol;
+mod quota;
+mod server;
+mod state;
+mod status;
+pub mod stock;
+mod store;
+
+pub use client::{Client, Request, Taken};
+pub use error::Error;
+pub use filler::fill;
+pub use options::{Backing, CPU, DIRECTORY, Options, SOCKET, Sizes, UNUSED};
+pub use protocol::{ANSWER_MOST, Answer, Code, Malformed, REQUEST_MOST, Request as Packet, Until};
+pub use quota::{Exceeded, FILES_MOST, Quotas};
+pub use server::Server;

@@ -1,0 +1,206 @@
+//! How much each user may have taken: pure bookkeeping.
+
+use crate::units::Bytes;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// So many files a user may have taken at once, whatever their sizes: each costs the server and the kernel a little.
+pub const FILES_MOST: usize = 1024;
+
+const ROOT: u32 = 0;
+
+/// What users may have taken at once, in bytes. None is no bound.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Quotas {
+    /// Of users that aren't named, except root.
+    pub default: Option<usize>,
+    /// Of those that are, by their numbers.
+    pub users: BTreeMap<u32, usize>,
+}
+
+impl Quotas {
+    /// What `user` may have. The default doesn't bind root, who is bound only by an entry of its own.
+    pub fn of(&self, user: u32) -> Option<usize> {
+        self.users.get(&user).copied().or(if user == ROOT { None } else { self.default })
+    }
+}
+
+/// Why a user doesn't get a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exceeded {
+    /// It would be more memory than the user may have.
+    Bytes {
+        /// What the user has.
+        taken: usize,
+        /// What the user may have.
+        quota: usize,
+        /// What was asked for.
+        asked: usize,
+    },
+    /// The user has [`FILES_MOST`] files.
+    Files {
+        /// What the user has.
+        files: usize,
+    },
+}
+
+impl fmt::Display for Exceeded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = |bytes: usize| Bytes(bytes as u64);
+        match *self {
+            Exceeded::Bytes { taken, quota, asked } => write!(
+                f,
+                "{} more would exceed your quota of {}, of which {} are taken; release some or ask the operator",
+                bytes(asked),
+                bytes(quota),
+                bytes(taken)
+            ),
+            Exceeded::Files { files } => {
+                write!(f, "you have {files} files, and no user may have more than {FILES_MOST}; release some")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Exceeded {}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Account {
+    bytes: usize,
+    files: usize,
+}
+
+/// What each user has. Whoever has nothing is not in it, so it is no larger than what there is to take.
+#[derive(Debug, Clone, Default)]
+pub struct Accounts(BTreeMap<u32, Account>);
+
+impl Accounts {
+    /// Nobody has anything.
+    pub fn new() -> Accounts {
+        Accounts::default()
+    }
+
+    fn account(&self, user: u32) -> Account {
+        self.0.get(&user).copied().unwrap_or_default()
+    }
+
+    /// `user` gets one more file of `bytes`, or it is said why not and nothing changes. What is over a quota that was
+    /// lowered stays.
+    pub fn charge(&mut self, user: u32, bytes: usize, quota: Option<usize>) -> Result<(), Exceeded> {
+        let Account { bytes: taken, files } = self.account(user);
+        if files >= FILES_MOST {
+            return Err(Exceeded::Files { files });
+        }
+        let quota = quota.unwrap_or(usize::MAX);
+        match taken.checked_add(bytes) {
+            Some(sum) if sum <= quota => {
+                self.0.insert(user, Account { bytes: sum, files: files + 1 });
+                Ok(())
+            }
+            _ => Err(Exceeded::Bytes { taken, quota, asked: bytes }),
+        }
+    }
+
+    /// A file of `bytes` that `user` had is gone.
+    pub fn refund(&mut self, user: u32, bytes: usize) {
+        let Some(account) = self.0.get_mut(&user) else { return };
+        account.bytes = account.bytes.saturating_sub(bytes);
+        account.files -= 1;
+        if account.files == 0 {
+            self.0.remove(&user);
+        }
+    }
+
+    /// Everybody who has something: the user, bytes, and files.
+    pub fn users(&self) -> impl Iterator<Item = (u32, usize, usize)> {
+        self.0.iter().map(|(&user, account)| (user, account.bytes, account.files))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::HUGE_PAGE_SIZE;
+    use proptest::prelude::*;
+
+    const GIB: usize = 1 << 30;
+
+    #[test]
+    fn root_is_bound_only_by_an_entry_of_its_own() {
+        let mut quotas = Quotas::default();
+        assert_eq!((quotas.of(0), quotas.of(1000)), (None, None));
+        quotas.default = Some(8 * GIB);
+        quotas.users.insert(1001, 32 * GIB);
+        assert_eq!((quotas.of(0), quotas.of(1000), quotas.of(1001)), (None, Some(8 * GIB), Some(32 * GIB)));
+        quotas.users.insert(0, GIB);
+        assert_eq!(quotas.of(0), Some(GIB));
+    }
+
+    #[test]
+    fn the_last_byte_of_a_quota_can_be_had_and_no_more() {
+        let mut accounts = Accounts::new();
+        accounts.charge(7, 3 * GIB, Some(4 * GIB)).unwrap();
+        let refused = Exceeded::Bytes { taken: 3 * GIB, quota: 4 * GIB, asked: 2 * GIB };
+        assert_eq!(accounts.charge(7, 2 * GIB, Some(4 * GIB)), Err(refused));
+        assert_eq!((accounts.account(7).bytes, accounts.account(7).files), (3 * GIB, 1));
+        accounts.charge(7, GIB, Some(4 * GIB)).unwrap();
+        assert!(accounts.charge(7, HUGE_PAGE_SIZE, Some(4 * GIB)).is_err());
+        // One user's memory is not another's, and a quota of nothing is one.
+        accounts.charge(8, 4 * GIB, Some(4 * GIB)).unwrap();
+        assert!(accounts.charge(9, HUGE_PAGE_SIZE, Some(0)).is_err());
+        // The quota was lowered meanwhile.
+        assert!(accounts.charge(7, 0, Some(GIB)).is_err());
+        assert!(refused.to_string().contains("2 GiB more would exceed your quota of 4 GiB, of which 3 GiB are taken"));
+    }
+
+    #[test]
+    fn sums_do_not_overflow() {
+        let mut accounts = Accounts::new();
+        accounts.charge(7, usize::MAX, None).unwrap();
+        assert!(matches!(accounts.charge(7, 1, None), Err(Exceeded::Bytes { quota: usize::MAX, .. })));
+        accounts.refund(7, usize::MAX);
+        // Nothing is there to be given back.
+        accounts.refund(7, GIB);
+        assert_eq!((accounts.account(7).bytes, accounts.account(7).files, accounts.users().count()), (0, 0, 0));
+    }
+
+    #[test]
+    fn files_are_bounded_whatever_their_sizes() {
+        let mut accounts = Accounts::new();
+        (0..FILES_MOST).for_each(|_| accounts.charge(7, HUGE_PAGE_SIZE, None).unwrap());
+        assert_eq!(accounts.charge(7, HUGE_PAGE_SIZE, None), Err(Exceeded::Files { files: FILES_MOST }));
+        accounts.refund(7, HUGE_PAGE_SIZE);
+        accounts.charge(7, HUGE_PAGE_SIZE, None).unwrap();
+    }
+
+    proptest! {
+        #[test]
+        fn accounts_are_the_sums_of_what_was_taken(
+            steps in proptest::collection::vec((0u32..4, 0usize..64, any::<bool>()), 1..400),
+            quota in proptest::option::of(0usize..1000),
+        ) {
+            let mut accounts = Accounts::new();
+            let mut model: Vec<(u32, usize)> = Vec::new();
+            for (user, units, give) in steps {
+                let sum = |model: &[(u32, usize)]| model.iter().filter(|file| file.0 == user).map(|file| file.1).sum();
+                let before: usize = sum(&model);
+                if give {
+                    if let Some(index) = model.iter().position(|file| file.0 == user) {
+                        accounts.refund(user, model.swap_remove(index).1);
+                    }
+                } else if accounts.charge(user, units, quota).is_ok() {
+                    prop_assert!(quota.is_none_or(|quota| before + units <= quota));
+                    model.push((user, units));
+                } else {
+                    prop_assert!(quota.is_some_and(|quota| before + units > quota));
+                }
+                prop_assert_eq!(accounts.account(user).bytes, sum(&model));
+                prop_assert_eq!(accounts.account(user).files, model.iter().filter(|file| file.0 == user).count());
+                let all: usize = model.iter().map(|file| file.1).sum();
+                prop_assert_eq!(accounts.users().map(|(_, bytes, _)| bytes).sum::<usize>(), all);
+                prop_assert_eq!(accounts.users().map(|(_, _, files)| files).sum::<usize>(), model.len());
+                prop_assert!(accounts.users().all(|(_, _, files)| files > 0));
+            }
+        }
+    }
+}

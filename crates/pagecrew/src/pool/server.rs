@@ -1,0 +1,644 @@
+//! The server: what clients ask is done by a thread for each connection, so that whoever crashes, cheats or doesn't read holds up nobody;
+//! what is to be kept ready, by the keeper.
+
+use super::error::Error;
+use super::keeper::Keeper;
+use super::options::{Options, Sizes};
+use super::protocol::{Answer, Code, REQUEST_MOST, Request, Until};
+use super::state::{Connection, GivenUp, Life, Ready, Refusal, Settings, State, Taken};
+use super::status::{self, Facts};
+use super::store::{self, Left, Store};
+use super::{gate, stock};
+use crate::sys::mount::MemoryFs;
+use crate::sys::sched::{self, Class};
+use crate::sys::seqpacket::{Peer, Socket};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, cgroup, procfs, shared_file, topology};
+use crate::units::Bytes;
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::BTreeMap;
+use std::fs::{File, Permissions};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Connections at once, of all users and of one that isn't root.
+const CONNECTIONS_MOST: usize = 8192;
+const CONNECTIONS_OF_USER: usize = super::quota::FILES_MOST + 64;
+/// What a client's thread needs of a stack.
+const STACK: usize = 256 << 10;
+
+/// What the threads of a server share.
+pub(super) struct Shared {
+    pub store: Store,
+    pub directory: PathBuf,
+    pub limit: usize,
+    /// Whether the machine has nodes to choose from.
+    pub several_nodes: bool,
+    state: Mutex<State>,
+    /// A connection has ended.
+    ended: Condvar,
+    /// The keeper sleeps on it.
+    wake: OwnedFd,
+    pub stop: AtomicBool,
+    /// The filler's process, or 0.
+    pub filler: AtomicI32,
+    next_connection: AtomicU64,
+    pub log: fn(&str),
+}
+
+/// A pool that is served until it is stopped.
+pub struct Server {
+    shared: Arc<Shared>,
+    listener: Arc<Socket>,
+    socket: PathBuf,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Shared {
+    /// The state; whoever panicked with it has left nothing half done.
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the keeper look at once.
+    pub fn wake_keeper(&self) {
+        // Full is awake enough.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    pub fn wake(&self) -> &OwnedFd {
+        &self.wake
+    }
+
+    /// Memory that files of this pool could still get, in bytes.
+    pub fn available(&self) -> u64 {
+        match self.store.kind() {
+            MemoryFs::Hugetlbfs => store::reserved_pages().map_or(0, |pages| (pages.free * HUGE_PAGE_SIZE) as u64),
+            MemoryFs::Tmpfs => {
+                let machine = procfs::memory_info().map_or(u64::MAX, |memory| memory.available);
+                let group = cgroup::memory().map_or(u64::MAX, |group| group.limit.saturating_sub(group.used));
+                machine.min(group)
+            }
+        }
+    }
+
+    /// The number of `node`, if the machine has several.
+    pub fn node(&self, node: usize) -> Option<usize> {
+        self.several_nodes.then_some(node)
+    }
+
+    /// What is done for `peer`, over connection `connection`.
+    fn answer(&self, request: Request, peer: Peer, connection: u64) -> Result<(Answer, Option<File>), Refusal> {
+        match request {
+            Request::Take { size, node, until } => {
+                let (answer, file) = self.take(peer, connection, size, node, until)?;
+                Ok((answer, Some(file)))
+            }
+            Request::Release { path } => Ok((self.release(peer, Path::new(&path))?, None)),
+            Request::Resize { size, node } => Ok((self.resize(peer, size, node)?, None)),
+            Request::Status => {
+                let facts = Facts {
+                    backing: self.store.kind().name(),
+                    directory: &self.directory,
+                    limit: self.limit,
+                    available: self.available(),
+                };
+                Ok((Answer::Status { json: status::json(&self.state(), &facts) }, None))
+            }
+        }
+    }
+
+    fn take(
+        &self,
+        peer: Peer,
+        connection: u64,
+        size: usize,
+        node: Option<usize>,
+        until: Until,
+    ) -> Result<(Answer, File), Refusal> {
+        if size == 0 || !size.is_multiple_of(HUGE_PAGE_SIZE) {
+            return Err(Refusal(Code::BadRequest, Error::Size(size).to_string()));
+        }
+        let life = match until {
+            Until::Closed => Life::Connection(connection),
+            Until::Unused => Life::Path(None),
+        };
+        let (node, ready, given_up) = self.reserve(peer.user, life, size, node)?;
+        // Freed before the taker needs what it holds.
+        self.give_back(given_up);
+        if self.state().filling == Some(ready.id) {
+            // The filler may be stopped in the middle of a page that the taker wants.
+            let _ = sched::set_class(self.filler.load(Ordering::Relaxed), Class::Normal);
+        }
+        let hand_out = || {
+            if ready.size != size {
+                self.store.resize(&ready.file, size, self.node(node))?;
+            }
+            self.store.hand_out(ready.id, peer)
+        };
+        match hand_out() {
+            Ok(file) => {
+                let mut state = self.state();
+                state.counters.takes += 1;
+                state.counters.bytes_taken += size as u64;
+                state.counters.bytes_ready_at_take += ready.filled.min(size) as u64;
+                drop(state);
+                let path = self.store.taken_path(ready.id).to_string_lossy().into_owned();
+                let backing = self.store.kind().into();
+                Ok((Answer::Taken { size, ready: ready.filled.min(size), node, backing, path }, file))
+            }
+            Err(error) => {
+                self.store.remove_ready(ready.id);
+                self.finish(ready.id);
+                (self.log)(&error.to_string());
+                Err(Refusal(Code::Failed, error.to_string()))
+            }
+        }
+    }
+
+    /// Decides what a request gets and puts it down to `user`: a file that waits or a new one, and those that are given up for it.
+    fn reserve(
+        &self,
+        user: u32,
+        life: Life,
+        size: usize,
+        node: Option<usize>,
+    ) -> Result<(usize, Ready, Vec<GivenUp>), Refusal> {
+        let mut state = self.state();
+        let state = &mut *state;
+        let node = match node {
+            Some(node) if !state.nodes.contains_key(&node) => {
+                return Err(Refusal(Code::BadRequest, Error::Node(node).to_string()));
+            }
+            Some(node) => node,
+            None => state.best_node(size).ok_or_else(|| Refusal(Code::Failed, "the pool has no nodes".into()))?,
+        };
+        let taken = state.taken_bytes();
+        if taken.saturating_add(size) > self.limit {
+            return Err(Refusal(
+                Code::Limit,
+                format!(
+                    "of the pool's limit of {} {} are taken, so {} can't be had; see pool serve --limit",
+                    Bytes(self.limit as u64),
+                    Bytes(taken as u64),
+                    Bytes(size as u64)
+                ),
+            ));
+        }
+        let quota = state.settings.quotas.of(user);
+        state.accounts.charge(user, size, quota).map_err(|error| Refusal(Code::Quota, error.to_string()))?;
+        state.note_demand(node, size);
+        let chosen = state.nodes.get(&node).and_then(|of| stock::choose(&of.stock(), size));
+        let chosen = chosen.and_then(|id| state.nodes.get_mut(&node)?.remove(id));
+        let filled = chosen.as_ref().map_or(0, |ready| ready.filled.min(size));
+        let given_up = match self.make_room(state, node, size - filled, taken + size) {
+            Ok(given_up) => given_up,
+            Err(refusal) => {
+                state.accounts.refund(user, size);
+                if let (Some(ready), Some(of)) = (chosen, state.nodes.get_mut(&node)) {
+                    of.waiting.push(ready);
+                }
+                return Err(refusal);
+            }
+        };
+        let ready = match chosen {
+            Some(ready) => ready,
+            None => match self.store.create(size, self.node(node)) {
+                Ok((id, file)) => Ready { id, file: Arc::new(file), size, filled: 0 },
+                Err(error) => {
+                    state.accounts.refund(user, size);
+                    return Err(Refusal(Code::Failed, error.to_string()));
+                }
+            },
+        };
+        let entry = Taken { file: ready.file.clone(), size, user, node, life, offences: 0, completing: filled < size };
+        state.taken.insert(ready.id, entry);
+        Ok((node, ready, given_up))
+    }
+
+    /// Sees to it that `missing` bytes can be had, with `taken` bytes taken then, and takes out what has to be given up for it.
+    fn make_room(&self, state: &mut State, node: usize, missing: usize, taken: usize) -> Result<Vec<GivenUp>, Refusal> {
+        // What others were promised, and have not touched yet.
+        let mut promised = 0;
+        for other in state.taken.values_mut().filter(|other| other.completing) {
+            let backed = shared_file::backed_bytes(&other.file).unwrap_or(other.size);
+            promised += other.size.saturating_sub(backed);
+            other.completing = backed < other.size;
+        }
+        let available = if missing > 0 { (self.available() as usize).saturating_sub(promised) } else { usize::MAX };
+        let ready = state.ready();
+        if available.saturating_add(ready) < missing {
+            return Err(Refusal(
+                Code::NoMemory,
+                format!(
+                    "{} more would be needed, and the machine has {} of them and {} more ready",
+                    Bytes(missing as u64),
+                    Bytes(available as u64),
+                    Bytes(ready as u64)
+                ),
+            ));
+        }
+        let for_memory = missing.saturating_sub(available);
+        let for_limit = (taken + ready).saturating_sub(self.limit);
+        match for_memory.max(for_limit) {
+            0 => Ok(Vec::new()),
+            bytes => Ok(state.give_up(bytes, Some(node))),
+        }
+    }
+
+    /// Gives files or parts of them back to the kernel; what stays of them waits again. Returns the bytes.
+    pub fn give_back(&self, given_up: Vec<GivenUp>) -> usize {
+        let mut bytes = 0;
+        for GivenUp { node, keep, mut ready } in given_up {
+            bytes += ready.filled - keep;
+            if keep > 0 && self.store.resize(&ready.file, keep, None).is_ok() {
+                (ready.size, ready.filled) = (keep, keep);
+                if let Some(node) = self.state().nodes.get_mut(&node) {
+                    node.waiting.push(ready);
+                }
+            } else {
+                self.store.remove_ready(ready.id);
+            }
+        }
+        self.state().counters.given_back_bytes += bytes as u64;
+        bytes
+    }
+
+    fn release(&self, peer: Peer, path: &Path) -> Result<Answer, Refusal> {
+        let none = || Refusal(Code::NotFound, format!("{} is not a file that is taken from this pool", path.display()));
+        let id = self.store.taken_id(path).ok_or_else(none)?;
+        let size = {
+            let mut state = self.state();
+            let taken = state.taken.get_mut(&id).filter(|taken| taken.life != Life::Going).ok_or_else(none)?;
+            if peer.user != taken.user && peer.user != 0 {
+                return Err(Refusal(Code::Denied, format!("{} is another user's", path.display())));
+            }
+            taken.life = Life::Going;
+            state.counters.released += 1;
+            state.taken.get(&id).map_or(0, |taken| taken.size)
+        };
+        self.let_go(id);
+        Ok(Answer::Released { size })
+    }
+
+    /// Takes away the name of a file that is [`Life::Going`], and all of it if nobody has it open any more.
+    fn let_go(&self, id: u64) {
+        self.store.remove_taken(id);
+        let file = self.state().taken.get(&id).map(|taken| taken.file.clone());
+        if file.is_some_and(|file| shared_file::unused_by_others(&file).unwrap_or(false)) {
+            self.finish(id);
+        }
+        self.wake_keeper();
+    }
+
+    /// Forgets a taken file, whose memory goes back here and now unless somebody has it.
+    pub fn finish(&self, id: u64) {
+        let taken = self.state().forget(id);
+        drop(taken);
+    }
+
+    fn resize(&self, peer: Peer, size: usize, node: Option<usize>) -> Result<Answer, Refusal> {
+        // SAFETY: takes nothing and cannot fail.
+        let own = unsafe { libc::geteuid() };
+        if peer.user != 0 && peer.user != own {
+            return Err(Refusal(Code::Denied, "resizing a pool takes root, or the user that serves it".into()));
+        }
+        if !size.is_multiple_of(HUGE_PAGE_SIZE) {
+            return Err(Refusal(Code::BadRequest, Error::Size(size).to_string()));
+        }
+        let mut state = self.state();
+        match node {
+            Some(node) => match state.settings.sizes.get_mut(&node) {
+                Some(place) => *place = size,
+                None => return Err(Refusal(Code::BadRequest, Error::Node(node).to_string())),
+            },
+            None => {
+                let nodes: Vec<usize> = state.settings.sizes.keys().copied().collect();
+                state.settings.sizes = spread(size, &nodes);
+            }
+        }
+        state.plan();
+        let size = state.settings.sizes.values().sum();
+        drop(state);
+        self.wake_keeper();
+        Ok(Answer::Resized { size })
+    }
+
+    /// The life of a connection.
+    fn serve(&self, socket: &Socket, peer: Peer, connection: u64) {
+        let mut room = vec![0; REQUEST_MOST];
+        while let Ok(packet) = socket.receive(&mut room)
+            && packet.len > 0
+        {
+            let request = if packet.cut {
+                Err(Refusal(Code::BadRequest, format!("a request has no more than {REQUEST_MOST} bytes")))
+            } else {
+                Request::read(&room[..packet.len]).map_err(|error| Refusal(Code::BadRequest, error.to_string()))
+            };
+            let (answer, file) = request.and_then(|request| self.answer(request, peer, connection)).unwrap_or_else(
+                |Refusal(code, message)| {
+                    self.state().counters.refused += 1;
+                    (Answer::Error { code, message }, None)
+                },
+            );
+            let sent = socket.send(answer.to_string().as_bytes(), file.as_ref().map(File::as_fd));
+            drop(file);
+            if sent.is_err() {
+                // Nobody has heard of the file.
+                if let Answer::Taken { path, .. } = answer
+                    && let Some(id) = self.store.taken_id(Path::new(&path))
+                {
+                    self.state().taken.entry(id).and_modify(|taken| taken.life = Life::Going);
+                    self.let_go(id);
+                }
+                break;
+            }
+            self.wake_keeper();
+        }
+    }
+
+    /// Takes back what a connection has held.
+    fn end(&self, connection: u64) {
+        let mut held = Vec::new();
+        for (id, taken) in &mut self.state().taken {
+            if taken.life == Life::Connection(connection) {
+                taken.life = Life::Going;
+                held.push(*id);
+            }
+        }
+        held.into_iter().for_each(|id| self.let_go(id));
+        self.state().connections.remove(&connection);
+        self.ended.notify_all();
+    }
+}
+
+/// `size` bytes on `nodes`, the same on each but for what can't be divided.
+fn spread(size: usize, nodes: &[usize]) -> BTreeMap<usize, usize> {
+    let pages = size / HUGE_PAGE_SIZE;
+    let share = |index: usize| pages / nodes.len() + usize::from(index < pages % nodes.len());
+    nodes.iter().enumerate().map(|(index, &node)| (node, share(index) * HUGE_PAGE_SIZE)).collect()
+}
+
+/// `files` shared out among `nodes`.
+fn spread_files(files: &[(usize, usize)], nodes: &[usize]) -> BTreeMap<usize, Vec<(usize, usize)>> {
+    let mut result: BTreeMap<usize, Vec<(usize, usize)>> = nodes.iter().map(|&node| (node, Vec::new())).collect();
+    let mut next = nodes.iter().cycle();
+    for &(size, count) in files {
+        let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
+        (0..count).filter_map(|_| next.next()).for_each(|&node| *counts.entry(node).or_default() += 1);
+        for (node, count) in counts {
+            result.entry(node).or_default().push((size, count));
+        }
+    }
+    result
+}
+
+/// The settings out of the options, for a machine with memory on `nodes`.
+fn settings(options: &Options, nodes: &[usize], total: u64) -> Result<Settings, Error> {
+    let odd = |size: usize| !size.is_multiple_of(HUGE_PAGE_SIZE);
+    let sizes = match &options.sizes {
+        Sizes::Total(size) if odd(*size) => return Err(Error::Size(*size)),
+        Sizes::Total(size) => spread(*size, nodes),
+        Sizes::Nodes(sizes) => {
+            if let Some((&node, _)) = sizes.iter().find(|(node, _)| !nodes.contains(node)) {
+                return Err(Error::Node(node));
+            }
+            if let Some(&size) = sizes.values().find(|&&size| odd(size)) {
+                return Err(Error::Size(size));
+            }
+            nodes.iter().map(|node| (*node, sizes.get(node).copied().unwrap_or(0))).collect()
+        }
+    };
+    if let Some(&(size, _)) = options.files.iter().find(|(size, _)| *size == 0 || odd(*size)) {
+        return Err(Error::Size(size));
+    }
+    Ok(Settings {
+        sizes,
+        files: spread_files(&options.files, nodes),
+        cpu: options.cpu,
+        floor: options.floor.map_or_else(|| gate::default_floor(total), |floor| floor as u64),
+        unused: options.unused,
+        quotas: options.quotas.clone(),
+    })
+}
+
+impl Server {
+    /// Takes possession of the directory, takes over what a former server left there, and serves. `log` is called with what an operator
+    /// may want to know, a line at a time.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn start(options: Options, log: fn(&str)) -> Result<Server, Error> {
+        let memory = procfs::memory_info().map_err(Error::system("reading", Path::new("/proc/meminfo")))?;
+        let nodes = topology::nodes_with_memory();
+        let settings = settings(&options, &nodes, memory.total)?;
+        let limit = options.limit.unwrap_or(memory.total as usize) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
+        let (store, left) = Store::open(&options.directory, options.backing, limit)?;
+        let mut state = State::new(settings);
+        adopt(&mut state, left, &store);
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(Error::system("making an event descriptor for", &options.directory))?;
+        let listener = Arc::new(listen(&options)?);
+        let taken = state.taken.len();
+        let shared = Arc::new(Shared {
+            store,
+            directory: options.directory,
+            limit,
+            several_nodes: nodes.len() > 1,
+            state: Mutex::new(state),
+            ended: Condvar::new(),
+            wake,
+            stop: AtomicBool::new(false),
+            filler: AtomicI32::new(0),
+            next_connection: AtomicU64::new(0),
+            log,
+        });
+        let size: usize = shared.state().settings.sizes.values().sum();
+        log(&format!(
+            "{} are to be kept ready at {} ({}), socket {}",
+            Bytes(size as u64),
+            shared.store.mount().display(),
+            shared.store.kind().name(),
+            options.socket.display()
+        ));
+        if taken > 0 {
+            log(&format!("{taken} files of a former server are still taken"));
+        }
+        let mut server = Server { shared, listener, socket: options.socket, threads: Vec::new() };
+        let filler = options.filler;
+        let shared = server.shared.clone();
+        server.spawn("pool-keeper", move || Keeper::new(shared, filler).run())?;
+        let (shared, listener) = (server.shared.clone(), server.listener.clone());
+        server.spawn("pool-accept", move || accept(&shared, &listener))?;
+        Ok(server)
+    }
+
+    fn spawn(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+        let thread = std::thread::Builder::new().name(name.into()).spawn(body);
+        self.threads.push(thread.map_err(Error::system("starting a thread for", &self.shared.directory))?);
+        Ok(())
+    }
+
+    /// Changes what can change while it is served: sizes, files, CPU, floor, the time that a file may be unused, quotas.
+    ///
+    /// # Errors
+    /// If a size or a node makes no sense; then nothing changes.
+    pub fn reconfigure(&self, options: &Options) -> Result<(), Error> {
+        let memory = procfs::memory_info().map_err(Error::system("reading", Path::new("/proc/meminfo")))?;
+        let settings = settings(options, &topology::nodes_with_memory(), memory.total)?;
+        let mut state = self.shared.state();
+        state.settings = settings;
+        state.plan();
+        drop(state);
+        self.shared.wake_keeper();
+        Ok(())
+    }
+
+    /// Stops: what is ready goes back, and what is taken stays with those who have it. Returns the number of files that were taken and
+    /// that nobody has opened yet: these stay where they are, for the next server to take over; without any, the mount goes, too.
+    ///
+    /// # Errors
+    /// If the mount can't be removed.
+    pub fn stop(mut self) -> Result<usize, Error> {
+        self.end_threads();
+        let shared = &self.shared;
+        let (waiting, taken) = {
+            let mut state = shared.state();
+            let waiting: Vec<Ready> = state.nodes.values_mut().flat_map(|node| node.waiting.drain(..)).collect();
+            let taken: Vec<(u64, Arc<File>, Life)> =
+                state.taken.iter().map(|(id, taken)| (*id, taken.file.clone(), taken.life)).collect();
+            state.taken.clear();
+            (waiting, taken)
+        };
+        waiting.iter().for_each(|ready| shared.store.remove_ready(ready.id));
+        drop(waiting);
+        let mut left = 0;
+        for (id, file, life) in taken {
+            // Who has it needs no name for it; who was only told of it does.
+            if life != Life::Going && shared_file::unused_by_others(&file).unwrap_or(false) {
+                left += 1;
+            } else {
+                shared.store.remove_taken(id);
+            }
+        }
+        if left == 0 {
+            shared.store.close()?;
+        }
+        Ok(left)
+    }
+
+    fn end_threads(&mut self) {
+        let shared = &self.shared;
+        shared.stop.store(true, Ordering::SeqCst);
+        let _ = std::fs::remove_file(&self.socket);
+        self.listener.end();
+        shared.wake_keeper();
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+        let mut state = shared.state();
+        while !state.connections.is_empty() {
+            state.connections.values().for_each(|connection| connection.socket.end());
+            let wait = shared.ended.wait_timeout(state, Duration::from_millis(100));
+            state = wait.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if !self.threads.is_empty() {
+            self.end_threads();
+        }
+    }
+}
+
+/// Takes over what a former server left: what waited waits, once the filler has looked at it, and what was taken stays taken.
+fn adopt(state: &mut State, left: Left, store: &Store) {
+    let first = state.nodes.keys().next().copied().unwrap_or(0);
+    // Which of several nodes a file's memory is of, nobody has written down.
+    let only = state.nodes.len() == 1;
+    for found in left.ready {
+        match state.nodes.get_mut(&first).filter(|_| only) {
+            Some(node) => {
+                let file = Arc::new(found.file);
+                node.waiting.push(Ready { id: found.id, file, size: found.size, filled: 0 });
+            }
+            None => store.remove_ready(found.id),
+        }
+    }
+    for store::Found { id, file, size, user } in left.taken {
+        // Whatever the quota says now, it is there.
+        let _ = state.accounts.charge(user, size, None);
+        let (file, life) = (Arc::new(file), Life::Path(None));
+        let entry = Taken { file, size, user, node: first, life, offences: 0, completing: false };
+        state.taken.insert(id, entry);
+    }
+}
+
+fn listen(options: &Options) -> Result<Socket, Error> {
+    let path = &options.socket;
+    if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+        std::fs::create_dir_all(directory).map_err(Error::system("making the directory", directory))?;
+    }
+    // The directory is locked, so whoever made it is gone. Where it is elsewhere, somebody may be there.
+    if Socket::connect(path).is_ok() {
+        return Err(Error::Served { directory: path.clone(), pid: None });
+    }
+    match std::fs::symlink_metadata(path) {
+        Ok(facts) if std::os::unix::fs::FileTypeExt::is_socket(&facts.file_type()) => {
+            std::fs::remove_file(path).map_err(Error::system("removing", path))?;
+        }
+        _ => {}
+    }
+    let socket = Socket::bind(path).map_err(Error::system("making the socket", path))?;
+    // Nobody can connect before it listens, thus with other permissions than these.
+    let permit = || {
+        std::os::unix::fs::chown(path, None, options.socket_group)?;
+        std::fs::set_permissions(path, Permissions::from_mode(options.socket_mode))
+    };
+    permit().map_err(Error::system("setting the permissions of", path))?;
+    socket.listen().map_err(Error::system("listening at", path))?;
+    Ok(socket)
+}
+
+/// Takes connections in until the listener is ended.
+fn accept(shared: &Arc<Shared>, listener: &Socket) {
+    while !shared.stop.load(Ordering::SeqCst) {
+        match listener.accept().and_then(|socket| Ok((socket.peer()?, socket))) {
+            Ok((peer, socket)) => admit(shared, peer, socket),
+            Err(Errno(libc::EINVAL)) => return,
+            // No descriptors or no memory: those who are connected may go meanwhile.
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
+
+fn admit(shared: &Arc<Shared>, peer: Peer, socket: Socket) {
+    let socket = Arc::new(socket);
+    let refuse = |message: &str| {
+        let answer = Answer::Error { code: Code::TooMany, message: message.into() };
+        let _ = socket.send(answer.to_string().as_bytes(), None);
+    };
+    let number = shared.next_connection.fetch_add(1, Ordering::Relaxed);
+    {
+        let mut state = shared.state();
+        let of_user = state.connections.values().filter(|connection| connection.user == peer.user).count();
+        if state.connections.len() >= CONNECTIONS_MOST || (peer.user != 0 && of_user >= CONNECTIONS_OF_USER) {
+            state.counters.refused += 1;
+            return refuse("too many connections; close some");
+        }
+        state.connections.insert(number, Connection { socket: socket.clone(), user: peer.user });
+    }
+    let (of_thread, served) = (shared.clone(), socket.clone());
+    let body = move || {
+        of_thread.serve(&served, peer, number);
+        of_thread.end(number);
+    };
+    if std::thread::Builder::new().name("pool-client".into()).stack_size(STACK).spawn(body).is_err() {
+        shared.state().connections.remove(&number);
+        refuse("the server can't start another thread");
+    }
+}

@@ -1,0 +1,233 @@
+//! What a server knows: the files that wait and those that are taken, who has what, and what was done. Kept under one lock, which nobody
+//! holds while memory is allocated, zeroed or freed.
+
+use super::protocol::Code;
+use super::quota::{Accounts, Quotas};
+use super::stock::{self, Demand, Waiting};
+use crate::sys::seqpacket::Socket;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The settings that can change while a pool is served.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Settings {
+    /// Bytes to keep ready on each node that has memory.
+    pub sizes: BTreeMap<usize, usize>,
+    /// Files to keep on each node.
+    pub files: BTreeMap<usize, Vec<(usize, usize)>>,
+    pub cpu: f64,
+    pub floor: u64,
+    pub unused: Duration,
+    pub quotas: Quotas,
+}
+
+/// A file that waits, full or being filled.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub id: u64,
+    pub file: Arc<File>,
+    pub size: usize,
+    /// Bytes from its beginning on that are backed and zero.
+    pub filled: usize,
+}
+
+/// A file that no longer waits.
+#[derive(Debug)]
+pub(super) struct GivenUp {
+    pub node: usize,
+    /// Bytes at its beginning that stay; with 0 it goes whole.
+    pub keep: usize,
+    pub ready: Ready,
+}
+
+/// A file that somebody has, until nobody has.
+#[derive(Debug)]
+pub(super) struct Taken {
+    /// The server's own descriptor, by which it sees whether others have one.
+    pub file: Arc<File>,
+    pub size: usize,
+    pub user: u32,
+    pub node: usize,
+    pub life: Life,
+    /// How often it was found larger than it was when it was handed out.
+    pub offences: u32,
+    /// Whether its taker may still be backing it.
+    pub completing: bool,
+}
+
+/// How long a taken file stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Life {
+    /// As long as a connection is open.
+    Connection(u64),
+    /// Until nobody has had it open for the time that the settings say; since when that is so.
+    Path(Option<u64>),
+    /// Its name is gone, and so is it when nobody has it open.
+    Going,
+}
+
+/// The files that wait on a node, and what its clients ask for.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub demand: Demand,
+    pub wanted: Vec<usize>,
+    pub waiting: Vec<Ready>,
+}
+
+impl Node {
+    fn new() -> Node {
+        Node { demand: Demand::new(), wanted: Vec::new(), waiting: Vec::new() }
+    }
+
+    /// The files that wait, as the policy sees them.
+    pub fn stock(&self) -> Vec<Waiting> {
+        self.waiting.iter().map(|ready| Waiting { id: ready.id, size: ready.size, filled: ready.filled }).collect()
+    }
+
+    pub fn filled(&self) -> usize {
+        self.waiting.iter().map(|ready| ready.filled).sum()
+    }
+
+    /// Takes the waiting file `id` out.
+    pub fn remove(&mut self, id: u64) -> Option<Ready> {
+        let place = self.waiting.iter().position(|ready| ready.id == id)?;
+        Some(self.waiting.swap_remove(place))
+    }
+}
+
+/// What has been done since the server was started.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Counters {
+    pub takes: u64,
+    pub bytes_taken: u64,
+    pub bytes_ready_at_take: u64,
+    pub refused: u64,
+    pub released: u64,
+    pub filled_bytes: u64,
+    pub given_back_bytes: u64,
+    pub cpu_ns: u64,
+}
+
+/// How filling stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Condition {
+    Full,
+    Filling,
+    /// Why nothing is filled, in words.
+    Waiting(String),
+}
+
+/// A client.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub socket: Arc<Socket>,
+    pub user: u32,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct State {
+    pub settings: Settings,
+    pub nodes: BTreeMap<usize, Node>,
+    pub taken: BTreeMap<u64, Taken>,
+    pub accounts: Accounts,
+    pub connections: BTreeMap<u64, Connection>,
+    pub condition: Condition,
+    pub counters: Counters,
+    /// The waiting file that the filler is at.
+    pub filling: Option<u64>,
+}
+
+impl State {
+    /// Nothing waits and nothing is taken.
+    pub fn new(settings: Settings) -> State {
+        let nodes = settings.sizes.keys().map(|&node| (node, Node::new())).collect();
+        let mut state = State {
+            settings,
+            nodes,
+            taken: BTreeMap::new(),
+            accounts: Accounts::new(),
+            connections: BTreeMap::new(),
+            condition: Condition::Filling,
+            counters: Counters::default(),
+            filling: None,
+        };
+        state.plan();
+        state
+    }
+
+    /// Decides anew which files are to wait: to be called when the settings have changed.
+    pub fn plan(&mut self) {
+        for (number, node) in &mut self.nodes {
+            let size = self.settings.sizes.get(number).copied().unwrap_or(0);
+            let files = self.settings.files.get(number).map_or(&[][..], Vec::as_slice);
+            node.wanted = node.demand.wanted(files, size);
+        }
+    }
+
+    /// The same of one node, which was asked for `size` bytes.
+    pub fn note_demand(&mut self, number: usize, size: usize) {
+        let Some(node) = self.nodes.get_mut(&number) else { return };
+        node.demand.note(size);
+        let files = self.settings.files.get(&number).map_or(&[][..], Vec::as_slice);
+        node.wanted = node.demand.wanted(files, self.settings.sizes.get(&number).copied().unwrap_or(0));
+    }
+
+    /// Bytes that wait, filled.
+    pub fn ready(&self) -> usize {
+        self.nodes.values().map(Node::filled).sum()
+    }
+
+    /// Bytes that are taken.
+    pub fn taken_bytes(&self) -> usize {
+        self.taken.values().map(|taken| taken.size).sum()
+    }
+
+    /// The node for a request that names none: the one that has most of it ready, and most besides.
+    pub fn best_node(&self, size: usize) -> Option<usize> {
+        let value = |node: &Node| {
+            let stock = node.stock();
+            let chosen = stock::choose(&stock, size).and_then(|id| stock.iter().find(|waiting| waiting.id == id));
+            (chosen.map_or(0, |waiting| waiting.filled.min(size)), node.filled())
+        };
+        // The first of several that are equal.
+        let mut best: Option<(usize, (usize, usize))> = None;
+        for (&number, node) in &self.nodes {
+            let value = value(node);
+            if best.is_none_or(|(_, best)| value > best) {
+                best = Some((number, value));
+            }
+        }
+        best.map(|(number, _)| number)
+    }
+
+    /// Takes out waiting files with `bytes` of filled memory, or all there are, those of the node `last` last.
+    pub fn give_up(&mut self, bytes: usize, last: Option<usize>) -> Vec<GivenUp> {
+        let mut given_up = Vec::new();
+        let mut missing = bytes;
+        let mut order: Vec<usize> = self.nodes.keys().copied().collect();
+        order.sort_by_key(|&node| Some(node) == last);
+        for number in order {
+            let Some(node) = self.nodes.get_mut(&number).filter(|_| missing > 0) else { continue };
+            for (id, keep) in stock::give_up(&node.wanted, &node.stock(), missing) {
+                let Some(ready) = node.remove(id) else { continue };
+                missing = missing.saturating_sub(ready.filled - keep);
+                given_up.push(GivenUp { node: number, keep, ready });
+            }
+        }
+        given_up
+    }
+
+    /// Takes the entry of a taken file out, which is its user's no longer.
+    pub fn forget(&mut self, id: u64) -> Option<Taken> {
+        let taken = self.taken.remove(&id)?;
+        self.accounts.refund(taken.user, taken.size);
+        Some(taken)
+    }
+}
+
+/// Why a request is refused.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Refusal(pub Code, pub String);
