@@ -48,11 +48,11 @@ mod tests {
     #[test]
     fn what_is_missing_is_backed_and_nothing_else() {
         let file = file("complete");
-        file.set_len(64 << 20).unwrap();
-        complete(&file, 16 << 20, 64 << 20).unwrap();
-        assert_eq!(shared_file::backed_bytes(&file), Ok(48 << 20));
-        complete(&file, 64 << 20, 64 << 20).unwrap();
-        assert_eq!(shared_file::backed_bytes(&file), Ok(48 << 20));
+        for (ready, size) in [(0, 16 << 20), (16 << 20, 64 << 20), (64 << 20, 64 << 20)] {
+            file.set_len(96 << 20).unwrap();
+            complete(&file, ready, size).unwrap();
+            assert_eq!(shared_file::backed_bytes(&file), Ok(size));
+        }
     }
 
     #[test]
