@@ -6,12 +6,15 @@ mod failure;
 mod figures;
 mod inspect;
 mod output;
+mod pool;
 mod preload;
 mod published;
 mod run;
+mod settings;
 mod signals;
 mod stats;
 mod trim;
+mod values;
 
 use clap::{Parser, Subcommand};
 use failure::Failure;
@@ -23,11 +26,12 @@ Examples:
   pagecrew run --stats python3 job.py    the same, and say at the end what was gained
   pagecrew stats                         the processes that run under pagecrew now
   pagecrew trim --all --dry-run          what under-used huge pages could give back
+  pagecrew pool serve --size 16G         keep zeroed memory ready for virtual machines
   pagecrew doctor                        what this kernel and this user allow
   pagecrew bench free --quick            measure on this machine
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 3 not possible on this kernel or with these permissions. \
-`pagecrew run` passes on the program's own exit status or signal.";
+`pagecrew run` and `pagecrew pool exec` pass on the program's own exit status or signal.";
 
 /// Takes memory work off a program's critical path: large frees return at once, large allocations come back already zeroed,
 /// and spare CPU does the work in the background.
@@ -43,11 +47,14 @@ enum Command {
     Run(run::Arguments),
     Stats(stats::Arguments),
     Trim(trim::Arguments),
+    Pool(pool::Arguments),
     Doctor(doctor::Arguments),
     Bench(dispatch::BenchArguments),
     Demo(dispatch::DemoArguments),
     #[command(hide = true)]
     BenchWorker(dispatch::WorkerArguments),
+    #[command(hide = true)]
+    PoolFill,
 }
 
 fn main() -> ExitCode {
@@ -61,10 +68,12 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::run(arguments),
         Command::Stats(arguments) => stats::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Trim(arguments) => trim::run(arguments),
+        Command::Pool(arguments) => pool::run(arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Bench(arguments) => dispatch::bench(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => dispatch::demo(&arguments).map(|()| ExitCode::SUCCESS),
         Command::BenchWorker(arguments) => dispatch::worker(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::PoolFill => pool::fill().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(Failure::report)
 }

@@ -73,14 +73,15 @@ impl SignalSet {
         unsafe { libc::sigprocmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
     }
 
-    /// Takes one of the set's signals, all of which are blocked, if there is one before `timeout` has passed.
-    pub fn wait_for(&self, timeout: Duration) -> bool {
+    /// Takes one of the set's signals, all of which are blocked, if there is one before `timeout` has passed. Returns its number.
+    pub fn wait_for(&self, timeout: Duration) -> Option<i32> {
         let time = libc::timespec {
             tv_sec: timeout.as_secs() as libc::time_t,
             tv_nsec: timeout.subsec_nanos() as libc::c_long,
         };
         // SAFETY: the set and the time are valid for the call; nothing is wanted of the answer but that there is one.
-        unsafe { libc::sigtimedwait(&self.0, std::ptr::null_mut(), &time) > 0 }
+        let signal = unsafe { libc::sigtimedwait(&self.0, std::ptr::null_mut(), &time) };
+        (signal > 0).then_some(signal)
     }
 
     /// Waits until one of the set's signals, all of which are blocked, is there and takes it.

@@ -1,10 +1,10 @@
 //! `pagecrew run`: starts an unmodified program with the preload library.
 
-mod environment;
-mod launch;
+pub mod environment;
+pub mod launch;
 mod options;
 mod summary;
-mod supervise;
+pub mod supervise;
 
 use crate::failure::Failure;
 use crate::{inspect, output, preload};
@@ -14,7 +14,6 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use supervise::Ending;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -82,10 +81,7 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     {
         output::note(&format!("{}: {error}", path.display()));
     }
-    Ok(match outcome.ending {
-        Ending::Exited(status) => ExitCode::from(status),
-        Ending::Killed(signal) => supervise::die_of(signal),
-    })
+    Ok(supervise::end_like(outcome.ending))
 }
 
 fn create(path: &Path) -> Result<(&Path, File), Failure> {

@@ -47,8 +47,55 @@ pub struct Outcome {
 /// What people and supervisors send to a program under the number that they know, which is ours.
 const FORWARDED: [i32; 6] = [libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGINT, libc::SIGQUIT];
 
-/// Runs `program` and waits for its end.
-pub fn run(program: &Program, environment: Environment) -> Result<Outcome, Failure> {
+/// Runs `program` and waits for its end. Whoever kills this command without a chance to react (`SIGKILL`) means the
+/// program, so it goes too.
+pub fn run(program: &Program, mut environment: Environment) -> Result<Outcome, Failure> {
+    // SAFETY: getpid cannot fail.
+    let parent = unsafe { libc::getpid() };
+    let prepare = || {
+        // SAFETY: no pointers.
+        unsafe {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
+            if libc::getppid() != parent {
+                libc::_exit(1);
+            }
+        }
+        // The library leaves this one process's counters behind for us; those of the processes that it starts are their
+        // own affair.
+        environment.set("PAGECREW_STATS_KEEP", std::process::id().to_string());
+        environment
+    };
+    let mut snapshot = None;
+    let ended = attend(program, prepare, |child| snapshot = take_counters(child))?;
+    Ok(Outcome {
+        pid: ended.pid,
+        ending: ended.ending,
+        wall: ended.wall,
+        user: duration(ended.usage.ru_utime),
+        system: duration(ended.usage.ru_stime),
+        peak_rss: ended.usage.ru_maxrss.unsigned_abs() * 1024,
+        minor_faults: ended.usage.ru_minflt.unsigned_abs(),
+        major_faults: ended.usage.ru_majflt.unsigned_abs(),
+        snapshot,
+    })
+}
+
+/// What the kernel says of a program that has ended.
+pub struct Ended {
+    pid: u32,
+    /// How it ended.
+    pub ending: Ending,
+    wall: Duration,
+    usage: libc::rusage,
+}
+
+/// Runs `program` in the environment that `prepare` makes, in the child, and waits for its end; then calls `at_end`
+/// with its number, which can't be another's yet.
+pub fn attend(
+    program: &Program,
+    prepare: impl FnOnce() -> Environment,
+    at_end: impl FnOnce(u32),
+) -> Result<Ended, Failure> {
     let failed = |what: &'static str| move |error: io::Error| Failure::Failed(format!("{what}: {error}"));
     let begin = Instant::now();
     // An inherited "ignored" for SIGCHLD would have the kernel throw the exit status away.
@@ -57,16 +104,16 @@ pub fn run(program: &Program, environment: Environment) -> Result<Outcome, Failu
     let signals = SignalSet::of(&[&FORWARDED[..], &[libc::SIGCHLD]].concat());
     let before = signals.block();
     let (mut reader, writer) = pipe().map_err(failed("pipe"))?;
-    // SAFETY: getpid cannot fail.
-    let parent = unsafe { libc::getpid() };
-    // SAFETY: this process has one thread, so its child may do anything that it could do itself.
+    // SAFETY: no other thread of this process runs code of its own, so its child may do anything that it could do
+    // itself.
     let child = match unsafe { libc::fork() } {
         -1 => return Err(failed("fork")(io::Error::last_os_error())),
-        0 => become_program(program, environment, parent, child_disposition, &before, writer),
+        0 => become_program(program, prepare, child_disposition, &before, writer),
         child => child,
     };
     drop(writer);
-    // The reader of our standard error may be gone by the time of the summary; the exit status has to be passed on all the same.
+    // The reader of our standard error may be gone by the time that there is something to say; the exit status has to
+    // be passed on all the same.
     signals::survive_a_closed_pipe();
 
     let mut error = [0; 4];
@@ -78,40 +125,22 @@ pub fn run(program: &Program, environment: Environment) -> Result<Outcome, Failu
     wait_for_end(child, &signals).map_err(failed("wait"))?;
     let wall = begin.elapsed();
     // Now the child is a zombie: its number can't be another's yet, and its start time can still be read.
-    let snapshot = take_counters(child as u32);
+    at_end(child as u32);
     let (ending, usage) = reap(child).map_err(failed("wait"))?;
-    Ok(Outcome {
-        pid: child as u32,
-        ending,
-        wall,
-        user: duration(usage.ru_utime),
-        system: duration(usage.ru_stime),
-        peak_rss: usage.ru_maxrss.unsigned_abs() * 1024,
-        minor_faults: usage.ru_minflt.unsigned_abs(),
-        major_faults: usage.ru_majflt.unsigned_abs(),
-        snapshot,
-    })
+    Ok(Ended { pid: child as u32, ending, wall, usage })
 }
 
-/// The child's part. Whoever kills this command without a chance to react (`SIGKILL`) means the program, so it goes too.
+/// The child's part.
 fn become_program(
     program: &Program,
-    mut environment: Environment,
-    parent: i32,
+    prepare: impl FnOnce() -> Environment,
     child_disposition: usize,
     mask: &SignalSet,
     mut writer: File,
 ) -> ! {
-    // SAFETY: no pointers; `child_disposition` is what was in force at the start, of which `exec` keeps only "ignored".
-    unsafe {
-        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
-        if libc::getppid() != parent {
-            libc::_exit(1);
-        }
-        libc::signal(libc::SIGCHLD, child_disposition);
-    }
-    // The library leaves this one process's counters behind for us; those of the processes that it starts are their own affair.
-    environment.set("PAGECREW_STATS_KEEP", std::process::id().to_string());
+    // SAFETY: `child_disposition` is what was in force at the start, of which `exec` keeps only "ignored".
+    unsafe { libc::signal(libc::SIGCHLD, child_disposition) };
+    let environment = prepare();
     mask.restore();
     let error = program.replace_this_process(&environment);
     let _ = writer.write_all(&error.raw_os_error().unwrap_or(libc::EINVAL).to_ne_bytes());
@@ -145,8 +174,8 @@ fn wait_for_end(child: i32, signals: &SignalSet) -> io::Result<()> {
     Ok(())
 }
 
-/// A signal from the terminal (Ctrl-C, hang-up) goes to the whole process group, so the child has had it; and a child that
-/// signals its own group has meant and reached itself.
+/// A signal from the terminal (Ctrl-C, hang-up) goes to the whole process group, so the child has had it; and a child
+/// that signals its own group has meant and reached itself.
 fn should_forward(code: i32, sender: i32, child: i32) -> bool {
     let from_kernel = code > 0;
     !from_kernel && sender != child
@@ -155,7 +184,8 @@ fn should_forward(code: i32, sender: i32, child: i32) -> bool {
 fn has_ended(child: i32) -> io::Result<bool> {
     let options = libc::WEXITED | libc::WNOWAIT | libc::WNOHANG;
     loop {
-        // SAFETY: all zeroes is a valid `siginfo_t`; the call writes only to it. A number of 0 in it means: still running.
+        // SAFETY: all zeroes is a valid `siginfo_t`; the call writes only to it. A number of 0 in it means: still
+        // running.
         unsafe {
             let mut info: libc::siginfo_t = std::mem::zeroed();
             if libc::waitid(libc::P_PID, child as u32, &mut info, options) == 0 {
@@ -203,8 +233,16 @@ fn duration(time: libc::timeval) -> Duration {
     Duration::from_secs(time.tv_sec.unsigned_abs()) + Duration::from_micros(time.tv_usec.unsigned_abs())
 }
 
+/// How this process is to end after a program that ended like that: with its exit status, or by its signal at once.
+pub fn end_like(ending: Ending) -> ExitCode {
+    match ending {
+        Ending::Exited(status) => ExitCode::from(status),
+        Ending::Killed(signal) => die_of(signal),
+    }
+}
+
 /// Ends this process by `signal`, as the program was ended, but without another core dump.
-pub fn die_of(signal: i32) -> ExitCode {
+fn die_of(signal: i32) -> ExitCode {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `none` is valid for the call; the default disposition runs no code; the rest takes no pointers.
     unsafe {

@@ -1,23 +1,18 @@
 //! The settings of a machine, in a file.
 
 use crate::failure::Failure;
-use serde::{Deserialize, Deserializer};
-use std::io::ErrorKind;
+use crate::settings::{self, Setting};
 use std::path::Path;
 
 const DEFAULT: &str = "/etc/pagecrew/trim.toml";
 
 /// What the file may say; the command line goes before it.
-#[derive(Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+#[derive(Debug, Default, PartialEq)]
 pub struct Config {
     pub max_zero: Option<usize>,
-    /// Percent of one CPU, as a number or a text.
-    #[serde(deserialize_with = "number_or_text")]
+    /// Percent of one CPU.
     pub cpu: Option<String>,
-    #[serde(deserialize_with = "number_or_text")]
     pub read: Option<String>,
-    #[serde(deserialize_with = "number_or_text")]
     pub interval: Option<String>,
     /// Ranges and mappings to leave alone in every process.
     pub exclude: Vec<String>,
@@ -25,29 +20,30 @@ pub struct Config {
     pub never: Vec<String>,
 }
 
-fn number_or_text<'de, D: Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error> {
-    match toml::Value::deserialize(value)? {
-        toml::Value::String(text) => Ok(Some(text)),
-        toml::Value::Integer(number) => Ok(Some(number.to_string())),
-        toml::Value::Float(number) => Ok(Some(number.to_string())),
-        other => Err(serde::de::Error::custom(format!("{} is neither a number nor a text", other.type_str()))),
-    }
-}
+const KEYS: [&str; 6] = ["max-zero", "cpu", "read", "interval", "exclude", "never"];
 
 impl Config {
     /// Reads `file`, or the machine's if there is one.
     pub fn read(file: Option<&Path>) -> Result<Config, Failure> {
-        let path = file.unwrap_or(Path::new(DEFAULT));
-        match std::fs::read_to_string(path) {
-            Ok(text) => Config::parse(&text).map_err(|reason| Failure::Usage(format!("{}: {reason}", path.display()))),
-            Err(error) if file.is_none() && error.kind() == ErrorKind::NotFound => Ok(Config::default()),
-            Err(error) => Err(Failure::Usage(format!("{}: {error}", path.display()))),
-        }
+        settings::load(file, Path::new(DEFAULT), Config::parse)
     }
 
     /// Reads the text of a file.
     pub fn parse(text: &str) -> Result<Config, String> {
-        toml::from_str(text).map_err(|error| error.to_string())
+        let texts = |setting: Setting| setting.items()?.iter().map(Setting::text).collect::<Result<Vec<_>, _>>();
+        let mut config = Config::default();
+        for setting in settings::read(text)? {
+            match setting.key() {
+                "max-zero" => config.max_zero = Some(setting.parse(str::parse)?),
+                "cpu" => config.cpu = Some(setting.text()?),
+                "read" => config.read = Some(setting.text()?),
+                "interval" => config.interval = Some(setting.text()?),
+                "exclude" => config.exclude = texts(setting)?,
+                "never" => config.never = texts(setting)?,
+                _ => return Err(setting.unknown(&KEYS)),
+            }
+        }
+        Ok(config)
     }
 }
 

@@ -61,10 +61,10 @@ impl Waiter {
 
     /// Waits for `pause`, or until one of `signals` has come: returns whether it has.
     pub fn wait(&mut self, pause: Duration, session: &mut Session, signals: &SignalSet) -> bool {
-        let Some(hold) = &mut self.hold else { return signals.wait_for(pause) };
+        let Some(hold) = &mut self.hold else { return signals.wait_for(pause).is_some() };
         let until = now_ns() + pause.as_nanos() as u64;
         loop {
-            if signals.wait_for(Duration::ZERO) {
+            if signals.wait_for(Duration::ZERO).is_some() {
                 return true;
             }
             let now = now_ns();

@@ -9,6 +9,7 @@ mod show;
 mod watch;
 
 use crate::failure::Failure;
+use crate::values::parse_percent;
 use config::Config;
 use pagecrew::trim::{Exclusion, Options, support};
 use pagecrew::units::{parse_duration, parse_size};
@@ -156,15 +157,6 @@ fn allow_many_files() {
 
 const INTERVAL_LEAST: Duration = Duration::from_millis(100);
 
-/// A share of one CPU, out of a percentage.
-fn parse_percent(text: &str) -> Result<f64, String> {
-    let number = text.trim().trim_end_matches('%').trim_end().parse::<f64>();
-    match number {
-        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent / 100.0),
-        _ => Err(format!("'{text}' is not a percentage above 0 and up to 100")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,12 +203,5 @@ mod tests {
             let error = parse(arguments).err().unwrap_or_else(|| panic!("{arguments:?} was taken"));
             assert!(error.contains(word), "{arguments:?}: {error}");
         }
-    }
-
-    #[test]
-    fn percentages() {
-        assert_eq!(parse_percent("1"), Ok(0.01));
-        assert_eq!(parse_percent(" 2.5 %"), Ok(0.025));
-        assert!(parse_percent("nan").is_err() && parse_percent("-1").is_err() && parse_percent("").is_err());
     }
 }

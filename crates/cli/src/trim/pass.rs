@@ -32,10 +32,10 @@ pub fn run(job: Job) -> Result<ExitCode, Failure> {
                 Turn::Spent(pause) => pause,
                 Turn::Idle(_) => break,
             };
-            interrupted = signals.wait_for(pause);
+            interrupted = signals.wait_for(pause).is_some();
             break;
         }
-        interrupted |= signals.wait_for(Duration::ZERO);
+        interrupted |= signals.wait_for(Duration::ZERO).is_some();
         if interrupted {
             break 'pass;
         }

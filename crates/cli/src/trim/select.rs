@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::output::printable;
-use nix::unistd::User;
+use crate::values::parse_user;
 use pagecrew::sys::memcg::Group;
 use pagecrew::sys::process::start_ticks;
 use pagecrew::trim::Id;
@@ -42,11 +42,12 @@ impl Selection {
         never: Vec<String>,
     ) -> Result<Selection, Failure> {
         let group = group.map(|name| Group::find(&name)).transpose();
+        let user = user.map(|name| parse_user(&name).map_err(|reason| Failure::Usage(format!("--user: {reason}"))));
         let cut = |name: String| name.chars().take(NAME_MOST).collect();
         Ok(Selection {
             pids,
             group: group.map_err(|error| Failure::Usage(error.to_string()))?,
-            user: user.map(|name| user_number(&name)).transpose()?,
+            user: user.transpose()?,
             all,
             never: never.into_iter().map(cut).collect(),
         })
@@ -98,17 +99,6 @@ impl Selection {
     /// Whether processes are meant whoever's they are.
     fn in_group_or_all(&self) -> bool {
         self.all || self.group.is_some()
-    }
-}
-
-fn user_number(name: &str) -> Result<u32, Failure> {
-    if let Ok(number) = name.parse() {
-        return Ok(number);
-    }
-    match User::from_name(name) {
-        Ok(Some(user)) => Ok(user.uid.as_raw()),
-        Ok(None) => Err(Failure::Usage(format!("--user: there is no user '{name}'"))),
-        Err(error) => Err(Failure::Failed(format!("--user {name}: {error}"))),
     }
 }
 
@@ -180,12 +170,5 @@ mod tests {
         // SAFETY: takes nothing and cannot fail.
         let other_user = unsafe { libc::geteuid() } + 12345;
         assert!(selection(Vec::new(), Some(other_user), false, &[]).processes().unwrap().is_empty());
-    }
-
-    #[test]
-    fn users_by_name_and_number() {
-        assert_eq!(user_number("root").unwrap(), 0);
-        assert_eq!(user_number("4711").unwrap(), 4711);
-        assert!(matches!(user_number("no such user"), Err(Failure::Usage(_))));
     }
 }

@@ -31,4 +31,4 @@ pub use filler::fill;
 pub use options::{Backing, CPU, DIRECTORY, Options, SOCKET, Sizes, UNUSED};
 pub use protocol::{ANSWER_MOST, Answer, Code, Malformed, REQUEST_MOST, Request as Packet, Until};
 pub use quota::{Exceeded, FILES_MOST, Quotas};
-pub use server::Server;
+pub use server::{Progress, Server};

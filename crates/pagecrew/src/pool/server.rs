@@ -5,7 +5,7 @@ use super::error::Error;
 use super::keeper::Keeper;
 use super::options::{Options, Sizes};
 use super::protocol::{Answer, Code, REQUEST_MOST, Request, Until};
-use super::state::{Connection, GivenUp, Life, Ready, Refusal, Settings, State, Taken};
+use super::state::{Condition, Connection, GivenUp, Life, Ready, Refusal, Settings, State, Taken};
 use super::status::{self, Facts};
 use super::store::{self, Left, Store};
 use super::{gate, stock};
@@ -48,6 +48,17 @@ pub(super) struct Shared {
     pub filler: AtomicI32,
     next_connection: AtomicU64,
     pub log: fn(&str),
+}
+
+/// How far a pool is filled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes that are ready.
+    pub ready: usize,
+    /// Bytes that are to be.
+    pub size: usize,
+    /// Why nothing is filled, in words.
+    pub waiting: Option<String>,
 }
 
 /// A pool that is served until it is stopped.
@@ -465,8 +476,10 @@ impl Server {
             shared.store.kind().name(),
             options.socket.display()
         ));
-        if taken > 0 {
-            log(&format!("{taken} files of a former server are still taken"));
+        match taken {
+            0 => {}
+            1 => log("1 file of a former server is still taken"),
+            _ => log(&format!("{taken} files of a former server are still taken")),
         }
         let mut server = Server { shared, listener, socket: options.socket, threads: Vec::new() };
         let filler = options.filler;
@@ -496,6 +509,16 @@ impl Server {
         drop(state);
         self.shared.wake_keeper();
         Ok(())
+    }
+
+    /// How far it is filled.
+    pub fn progress(&self) -> Progress {
+        let state = self.shared.state();
+        let waiting = match &state.condition {
+            Condition::Waiting(why) => Some(why.clone()),
+            Condition::Full | Condition::Filling => None,
+        };
+        Progress { ready: state.ready(), size: state.settings.sizes.values().sum(), waiting }
     }
 
     /// Stops: what is ready goes back, and what is taken stays with those who have it. Returns the number of files that were taken and

@@ -15,6 +15,7 @@ use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The mount of a pool, and the sole right to it.
 #[derive(Debug)]
@@ -40,6 +41,9 @@ pub(super) struct Left {
     pub ready: Vec<Found>,
     pub taken: Vec<Found>,
 }
+
+const LOCK_ATTEMPTS: u32 = 20;
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
 const READY: &str = "ready";
 const TAKEN: &str = "taken";
@@ -225,14 +229,21 @@ fn lock(directory: &Path) -> Result<File, Error> {
         ErrorKind::PermissionDenied => Error::MayNotMount(directory.to_owned()),
         _ => Error::system("opening", &path)(error),
     })?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => {
+    // A server that was killed a moment ago has it until the kernel is done with that.
+    let mut attempts = (0..LOCK_ATTEMPTS).map(|attempt| {
+        if attempt > 0 {
+            std::thread::sleep(LOCK_PAUSE);
+        }
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)
+    });
+    match attempts.find(|result| *result != Err(rustix::io::Errno::WOULDBLOCK)) {
+        Some(Ok(())) => {}
+        None => {
             let mut text = String::new();
             let _ = file.read_to_string(&mut text);
             return Err(Error::Served { directory: directory.to_owned(), pid: text.trim().parse().ok() });
         }
-        Err(error) => return Err(Error::system("locking", &path)(error)),
+        Some(Err(error)) => return Err(Error::system("locking", &path)(error)),
     }
     let mut write = || {
         file.set_len(0)?;

@@ -1,0 +1,302 @@
+//! `pagecrew pool serve`.
+
+use super::config::{self, Config};
+use super::{failure, notify, progress};
+use crate::failure::Failure;
+use crate::output::note;
+use crate::signals::{self, SignalSet};
+use crate::values::{parse_group, parse_percent};
+use indicatif::ProgressBar;
+use pagecrew::pool::{Options, Server};
+use pagecrew::units::{parse_duration, parse_size};
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::OnceLock;
+
+/// Keep memory ready, in files that were zeroed before anybody asks
+///
+/// Fills files of huge pages on a file system of its own, in the idle class and with a bounded share of one CPU, as
+/// long as enough memory is free and nobody waits for memory. A file is handed out once and never comes back. Needs
+/// root.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  pagecrew pool serve --size 16G
+  pagecrew pool serve --size 24G --file 8G:2    (two files of 8 GiB are always among it)
+  pagecrew pool serve --node 0=16G --node 1=8G --backing hugetlbfs
+  pagecrew pool serve --size 16G --socket-group kvm --quota 8G --quota alice=32G
+  systemctl enable --now pagecrew-pool          (settings: /etc/pagecrew/pool.toml)
+
+SIGHUP reads the file again; size, nodes, files, cpu, floor, unused and quota take effect at once. \
+SIGTERM and SIGINT end it: what is ready is given back, what is taken stays with those who have it.")]
+pub struct Arguments {
+    /// How much is kept ready in all, spread evenly over the NUMA nodes; a multiple of 2 MiB, as all sizes here
+    #[arg(long, value_name = "SIZE", conflicts_with = "node")]
+    size: Option<String>,
+    /// How much is kept ready on a node, such as 0=8G; may be given more than once
+    #[arg(long, value_name = "N=SIZE")]
+    node: Vec<String>,
+    /// What the memory is made of: auto, tmpfs, hugetlbfs [default: auto: a tmpfs with huge pages, else the reserved
+    /// ones]
+    #[arg(long, value_name = "BACKING")]
+    backing: Option<String>,
+    /// Files that are always among what is ready, such as 8G:2; may be given more than once [default: what was asked
+    /// for lately]
+    #[arg(long, value_name = "SIZE[:COUNT]")]
+    file: Vec<String>,
+    /// CPU time that filling may take, in percent of one CPU [default: 25%]
+    #[arg(long, value_name = "PERCENT")]
+    cpu: Option<String>,
+    /// Free memory of the machine that filling leaves alone [default: 5 % of all, at least 512M]
+    #[arg(long, value_name = "SIZE")]
+    floor: Option<String>,
+    /// The most that is ready and taken together [default: the machine's memory]
+    #[arg(long, value_name = "SIZE")]
+    limit: Option<String>,
+    /// A file that was taken by its path goes when nobody has had it open for so long [default: 60s]
+    #[arg(long, value_name = "TIME")]
+    unused: Option<String>,
+    /// Where it keeps its files [default: /run/pagecrew/pool]
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+    /// Where clients find it [default: DIR/socket]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Who may take memory: the socket's permissions, in octal [default: 0600; with --socket-group 0660]
+    #[arg(long, value_name = "MODE")]
+    socket_mode: Option<String>,
+    /// The socket's group, by name or number
+    #[arg(long, value_name = "GROUP")]
+    socket_group: Option<String>,
+    /// How much a user may have taken, by name or number, such as alice=32G; without one, each user but root
+    #[arg(long, value_name = "[USER=]SIZE")]
+    quota: Vec<String>,
+    /// Settings to begin with [default: /etc/pagecrew/pool.toml, if it is there]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// Serves until it is told to end.
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let options = options(arguments)?;
+    signals::survive_a_closed_pipe();
+    let signals = SignalSet::of(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]);
+    // Before there are threads, which take over what is blocked.
+    let before = signals.block();
+    let server = Server::start(options.clone(), log).map_err(failure)?;
+    notify::ready();
+    let bar = BAR.get_or_init(progress::bar);
+    loop {
+        let signal = match progress::show(bar, &server) {
+            Some(pause) => signals.wait_for(pause),
+            None => Some(signals.wait().si_signo),
+        };
+        match signal {
+            None => {}
+            Some(libc::SIGHUP) => {
+                notify::reloading();
+                reload(&server, arguments, &options);
+                notify::ready();
+            }
+            Some(_) => break,
+        }
+    }
+    bar.finish_and_clear();
+    notify::stopping();
+    // Whoever is in a hurry can tell it once more; the next server cleans up.
+    before.restore();
+    let left = server.stop().map_err(failure)?;
+    match left {
+        0 => {}
+        1 => note("1 file is taken and not in use yet; the next server takes it over"),
+        _ => note(&format!("{left} files are taken and not in use yet; the next server takes them over")),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Shown while the pool is filled for the first time, where somebody may be looking.
+static BAR: OnceLock<ProgressBar> = OnceLock::new();
+
+fn log(line: &str) {
+    match BAR.get() {
+        Some(bar) => bar.suspend(|| note(line)),
+        None => note(line),
+    }
+    notify::status(line);
+}
+
+/// Reads the settings once more. Where they make no sense, all stays as it is.
+fn reload(server: &Server, arguments: &Arguments, running: &Options) {
+    let result = options(arguments).and_then(|options| {
+        server.reconfigure(&options).map_err(failure)?;
+        Ok(options)
+    });
+    match result {
+        Ok(options) => {
+            log("the settings were read again");
+            let fixed = fixed_settings(running, &options);
+            if !fixed.is_empty() {
+                note(&format!("{} can't change while it is served: start it again for that", fixed.join(", ")));
+            }
+        }
+        Err(error) => note(&format!("the settings stay as they are: {error}")),
+    }
+}
+
+/// What differs between two options and does not change in a running server.
+fn fixed_settings(running: &Options, wanted: &Options) -> Vec<&'static str> {
+    [
+        ("directory", running.directory != wanted.directory),
+        ("socket", running.socket != wanted.socket),
+        ("socket-mode", running.socket_mode != wanted.socket_mode),
+        ("socket-group", running.socket_group != wanted.socket_group),
+        ("backing", running.backing != wanted.backing),
+        ("limit", running.limit != wanted.limit),
+    ]
+    .into_iter()
+    .filter_map(|(name, differs)| differs.then_some(name))
+    .collect()
+}
+
+fn options(arguments: &Arguments) -> Result<Options, Failure> {
+    let file = Config::read(arguments.config.as_deref())?;
+    given(arguments)?.or(file).options(filler()).map_err(Failure::Usage)
+}
+
+/// This program itself, also where another version has taken its place in the file system.
+fn filler() -> Vec<OsString> {
+    vec!["/proc/self/exe".into(), "pool-fill".into()]
+}
+
+/// What the command line says.
+fn given(arguments: &Arguments) -> Result<Config, Failure> {
+    let mut config = Config {
+        size: one("--size", &arguments.size, config::parse_file_size)?,
+        nodes: all("--node", &arguments.node, config::parse_node_size)?.into_iter().collect(),
+        backing: one("--backing", &arguments.backing, config::parse_backing)?,
+        files: all("--file", &arguments.file, config::parse_files)?,
+        cpu: one("--cpu", &arguments.cpu, parse_percent)?,
+        floor: one("--floor", &arguments.floor, parse_size)?,
+        limit: one("--limit", &arguments.limit, config::parse_file_size)?,
+        unused: one("--unused", &arguments.unused, parse_duration)?,
+        directory: arguments.directory.clone(),
+        socket: arguments.socket.clone(),
+        socket_mode: one("--socket-mode", &arguments.socket_mode, config::parse_mode)?,
+        socket_group: one("--socket-group", &arguments.socket_group, parse_group)?,
+        ..Config::default()
+    };
+    for quota in &arguments.quota {
+        let (user, size) = quota.split_once('=').map_or((None, quota.as_str()), |(user, size)| (Some(user), size));
+        config.set_quota(user, size).map_err(|reason| wrong("--quota", reason))?;
+    }
+    Ok(config)
+}
+
+fn wrong(option: &str, reason: impl Display) -> Failure {
+    Failure::Usage(format!("{option}: {reason}"))
+}
+
+fn one<T, E: Display>(
+    option: &str,
+    text: &Option<String>,
+    parse: impl Fn(&str) -> Result<T, E>,
+) -> Result<Option<T>, Failure> {
+    text.as_deref().map(|text| parse(text).map_err(|reason| wrong(option, reason))).transpose()
+}
+
+fn all<T, E: Display>(option: &str, texts: &[String], parse: impl Fn(&str) -> Result<T, E>) -> Result<Vec<T>, Failure> {
+    texts.iter().map(|text| parse(text).map_err(|reason| wrong(option, reason))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use pagecrew::pool::{Backing, Sizes};
+    use std::time::Duration;
+
+    #[derive(Parser, Debug)]
+    struct Command {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    const FILE: &str = "size = \"4G\"\ncpu = 5\nquota = { default = \"1G\" }\nsocket-mode = \"0666\"\n";
+
+    fn parse(arguments: &[&str]) -> Result<Options, String> {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("pool.toml");
+        std::fs::write(&file, FILE).unwrap();
+        let words = [&["serve", "--config", file.to_str().unwrap()], arguments].concat();
+        let command = Command::try_parse_from(words).map_err(|error| error.to_string())?;
+        options(&command.arguments).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_command_line_goes_before_the_file() {
+        let from_file = parse(&[]).unwrap();
+        assert_eq!((from_file.sizes, from_file.cpu, from_file.socket_mode), (Sizes::Total(4 << 30), 0.05, 0o666));
+        assert_eq!(from_file.filler.len(), 2);
+        let options = parse(&[
+            "--node=0=2M",
+            "--node",
+            "1=4M",
+            "--backing=tmpfs",
+            "--file",
+            "2M:2",
+            "--cpu=7%",
+            "--floor=3",
+            "--limit=8M",
+            "--unused=5s",
+            "--directory=/d",
+            "--socket-mode=600",
+            "--socket-group=0",
+            "--quota=2G",
+            "--quota",
+            "root=3G",
+        ])
+        .unwrap();
+        assert_eq!(options.sizes, Sizes::Nodes([(0, 2 << 20), (1, 4 << 20)].into()));
+        assert_eq!((options.backing, options.files, options.cpu), (Backing::Tmpfs, vec![(2 << 20, 2)], 0.07));
+        assert_eq!((options.floor, options.limit, options.unused), (Some(3), Some(8 << 20), Duration::from_secs(5)));
+        assert_eq!((options.socket.to_str(), options.socket_mode), (Some("/d/socket"), 0o600));
+        assert_eq!((options.quotas.default, options.quotas.users.get(&0)), (Some(2 << 30), Some(&(3 << 30))));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for (arguments, word) in [
+            (&["--size", "1G", "--node", "0=1G"][..], "--size"),
+            (&["--size", "3M"], "--size: '3M' is not a multiple of 2 MiB"),
+            (&["--size", "1M"], "--size: '1M' is less than 2 MiB"),
+            (&["--size", "lots"], "--size: 'lots'"),
+            (&["--node", "8G"], "--node: '8G'"),
+            (&["--node", "x=8G"], "--node: 'x'"),
+            (&["--file", "8G:0"], "--file: '8G:0'"),
+            (&["--file", "8G"], "4 GiB"),
+            (&["--backing", "disk"], "--backing: 'disk'"),
+            (&["--cpu", "0"], "--cpu: '0'"),
+            (&["--floor", "x"], "--floor: 'x'"),
+            (&["--limit", "3M"], "--limit: '3M'"),
+            (&["--unused", "soon"], "--unused: 'soon'"),
+            (&["--socket-mode", "rw"], "--socket-mode: 'rw'"),
+            (&["--socket-group", "no such group"], "--socket-group: there is no group"),
+            (&["--quota", "no such user=1G"], "--quota: there is no user"),
+            (&["--quota", "root=x"], "--quota: 'x'"),
+        ] {
+            let error = parse(arguments).err().unwrap_or_else(|| panic!("{arguments:?} was taken"));
+            assert!(error.contains(word), "{arguments:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_needs_a_new_start_is_named() {
+        let running = parse(&[]).unwrap();
+        let live = parse(&["--size=2G", "--cpu=9", "--floor=1G", "--unused=1", "--quota=1G"]).unwrap();
+        assert!(fixed_settings(&running, &live).is_empty());
+        let fixed = parse(&["--directory=/d", "--backing=tmpfs", "--limit=8G", "--socket-mode=0"]).unwrap();
+        assert_eq!(fixed_settings(&running, &fixed), ["directory", "socket", "socket-mode", "backing", "limit"]);
+    }
+}

@@ -1,0 +1,56 @@
+//! Values that several commands take, on the command line and in files of settings.
+
+use nix::unistd::{Group, User};
+
+/// A share of one CPU, out of a percentage.
+pub fn parse_percent(text: &str) -> Result<f64, String> {
+    let number = text.trim().trim_end_matches('%').trim_end().parse::<f64>();
+    match number {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent / 100.0),
+        _ => Err(format!("'{text}' is not a percentage above 0 and up to 100")),
+    }
+}
+
+/// A user's number, out of a name or a number.
+pub fn parse_user(text: &str) -> Result<u32, String> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    match User::from_name(text) {
+        Ok(Some(user)) => Ok(user.uid.as_raw()),
+        Ok(None) => Err(format!("there is no user '{text}'")),
+        Err(error) => Err(format!("the user '{text}' can't be looked up: {error}")),
+    }
+}
+
+/// A group's number, out of a name or a number.
+pub fn parse_group(text: &str) -> Result<u32, String> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    match Group::from_name(text) {
+        Ok(Some(group)) => Ok(group.gid.as_raw()),
+        Ok(None) => Err(format!("there is no group '{text}'")),
+        Err(error) => Err(format!("the group '{text}' can't be looked up: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentages() {
+        assert_eq!(parse_percent("1"), Ok(0.01));
+        assert_eq!(parse_percent(" 2.5 %"), Ok(0.025));
+        assert!(parse_percent("nan").is_err() && parse_percent("-1").is_err() && parse_percent("").is_err());
+    }
+
+    #[test]
+    fn users_and_groups_by_name_and_number() {
+        assert_eq!((parse_user("root"), parse_user("4711")), (Ok(0), Ok(4711)));
+        assert_eq!((parse_group("root"), parse_group("4711")), (Ok(0), Ok(4711)));
+        assert!(parse_user("no such user").unwrap_err().contains("no such user"));
+        assert!(parse_group("no such group").unwrap_err().contains("no such group"));
+    }
+}
