@@ -574,6 +574,19 @@ fn reserved_pages_that_are_missing_are_named() {
 }
 
 #[test]
+fn a_directory_that_others_may_write_to_is_refused() {
+    let place = Place::new("open");
+    std::fs::set_permissions(&place.0, std::fs::Permissions::from_mode(0o777)).unwrap();
+    match Server::start(place.options(2 * MIB), quiet) {
+        Err(error @ Error::NotOwn(_)) => assert!(error.is_usage()),
+        other => panic!("{:?}", other.map(drop)),
+    }
+    // And left as it is.
+    assert_eq!(std::fs::metadata(&place.0).unwrap().mode() & 0o777, 0o777);
+    assert_eq!(place.mounts(), 0);
+}
+
+#[test]
 fn a_user_without_rights_is_told_so() {
     let place = Place::new("rights");
     // SAFETY: takes nothing and cannot fail.

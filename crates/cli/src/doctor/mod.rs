@@ -7,6 +7,7 @@ mod limits;
 mod machine;
 mod mappings;
 mod other_process;
+mod pool;
 mod scratch;
 mod threads;
 
@@ -41,6 +42,7 @@ fn all_checks() -> Vec<Check> {
         mappings::checks(),
         huge_pages::checks(),
         other_process::checks(),
+        pool::checks(),
         limits::checks(),
     ]
     .concat()

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 pub enum Error {
     /// Mounting was refused.
     MayNotMount(PathBuf),
+    /// The directory belongs to others, or others may write to it.
+    NotOwn(PathBuf),
     /// There are no huge pages of either kind; why.
     NoHugePages(String),
     /// The mount has another backing, and there are files that somebody still has.
@@ -74,7 +76,10 @@ impl Error {
 
     /// Whether what was asked for makes no sense.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Error::Size(_) | Error::Node(_) | Error::Refused { code: Code::BadRequest, .. })
+        matches!(
+            self,
+            Error::Size(_) | Error::Node(_) | Error::NotOwn(_) | Error::Refused { code: Code::BadRequest, .. }
+        )
     }
 
     /// For `map_err`: `action` on `path` failed.
@@ -93,6 +98,11 @@ impl fmt::Display for Error {
                     path.display()
                 )
             }
+            Error::NotOwn(path) => write!(
+                f,
+                "{} is another user's, or others may write to it: choose a --directory that is this user's alone",
+                path.display()
+            ),
             Error::NoHugePages(why) => write!(f, "there are no huge pages to fill a pool with: {why}"),
             Error::OtherBacking { mount, files } => write!(
                 f,

@@ -24,6 +24,7 @@ mod state;
 mod status;
 pub mod stock;
 mod store;
+pub mod support;
 
 pub use client::{Client, Request, Taken};
 pub use error::Error;

@@ -55,7 +55,7 @@ impl Store {
     /// # Errors
     /// [`Error::Served`], [`Error::MayNotMount`], [`Error::NoHugePages`], [`Error::OtherBacking`], and those of the file system.
     pub fn open(directory: &Path, backing: Backing, limit: usize) -> Result<(Store, Left), Error> {
-        make_directory(directory, 0o755)?;
+        own_directory(directory)?;
         let lock = lock(directory)?;
         let mount = directory.join("mem");
         make_directory(&mount, 0o755)?;
@@ -207,6 +207,23 @@ impl Store {
     }
 }
 
+/// Makes the directory of a pool, or sees that nobody else can change what is in it.
+fn own_directory(path: &Path) -> Result<(), Error> {
+    match std::fs::metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => make_directory(path, 0o755),
+        Err(error) => Err(Error::system("looking at", path)(error)),
+        Ok(facts) => {
+            // SAFETY: takes nothing and cannot fail.
+            let own = unsafe { libc::geteuid() };
+            let others_write = facts.mode() & 0o022 != 0;
+            if !facts.is_dir() || facts.uid() != own || others_write {
+                return Err(Error::NotOwn(path.to_owned()));
+            }
+            Ok(())
+        }
+    }
+}
+
 fn make_directory(path: &Path, mode: u32) -> Result<(), Error> {
     let make = || -> std::io::Result<()> {
         match DirBuilder::new().recursive(true).mode(0o755).create(path) {
@@ -284,12 +301,16 @@ fn choose(backing: Backing) -> Result<Vec<MemoryFs>, Error> {
 /// Mounts the first kind that the kernel takes.
 fn mount_first(target: &Path, kinds: &[MemoryFs], limit: usize) -> Result<MemoryFs, Error> {
     let mut failure = None;
-    for &kind in kinds {
-        let options = match kind {
-            MemoryFs::Tmpfs => format!("huge=always,inode64,size={limit},mode=0711"),
-            MemoryFs::Hugetlbfs => format!("pagesize=2M,size={limit},mode=0711"),
+    let attempts = kinds.iter().flat_map(|&kind| {
+        let options: &[&str] = match kind {
+            // Memory that went to the swap device isn't ready (`noswap` is of 6.4).
+            MemoryFs::Tmpfs => &["huge=always,inode64,noswap", "huge=always,inode64"],
+            MemoryFs::Hugetlbfs => &["pagesize=2M"],
         };
-        match mount::mount(kind, target, &options) {
+        options.iter().map(move |options| (kind, options))
+    });
+    for (kind, options) in attempts {
+        match mount::mount(kind, target, &format!("{options},size={limit},mode=0711")) {
             Ok(()) => return Ok(kind),
             Err(Errno(libc::EPERM | libc::EACCES)) => return Err(Error::MayNotMount(target.to_owned())),
             Err(errno) => failure = failure.or(Some(errno)),

@@ -1,8 +1,9 @@
 //! File systems in memory: mounting and unmounting them, and what is mounted at a path.
 
 use super::Errno;
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, UnmountFlags};
 use std::ffi::CString;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -36,6 +37,20 @@ const FLAGS: MountFlags = MountFlags::NOEXEC.union(MountFlags::NODEV).union(Moun
 pub fn mount(kind: MemoryFs, target: &Path, options: &str) -> Result<(), Errno> {
     let options = CString::new(options).map_err(|_| Errno(libc::EINVAL))?;
     Ok(rustix::mount::mount("pagecrew", target, kind.name(), FLAGS, options.as_c_str())?)
+}
+
+/// A file system of `kind` with these `options` that is mounted nowhere (`fsopen`, 5.2): its root directory. It goes with the last descriptor
+/// of something in it.
+///
+/// # Errors
+/// As [`mount`], and `ENOSYS` on kernels before 5.2.
+pub fn unattached(kind: MemoryFs, options: &[(&str, &str)]) -> Result<OwnedFd, Errno> {
+    let context = rustix::mount::fsopen(kind.name(), FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in options {
+        rustix::mount::fsconfig_set_string(context.as_fd(), *key, *value)?;
+    }
+    rustix::mount::fsconfig_create(context.as_fd())?;
+    Ok(rustix::mount::fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?)
 }
 
 /// Changes the options of what is mounted at `target`.
