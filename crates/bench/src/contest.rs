@@ -33,6 +33,11 @@ pub fn alternate(
     Ok(samples)
 }
 
+/// The figures number `index` of all rounds.
+pub fn column(rounds: &Rounds, index: usize) -> Vec<f64> {
+    rounds.iter().map(|figures| figures[index]).collect()
+}
+
 /// The comparisons of the first contestant's figure number `index` with each other one's, round by round.
 pub fn against_the_first<'c>(
     comparison: impl Fn(&Contestant) -> Comparison + 'c,
@@ -40,13 +45,12 @@ pub fn against_the_first<'c>(
     results: &'c [Rounds],
     index: usize,
 ) -> impl Iterator<Item = Row> + 'c {
-    let column = move |rounds: &Rounds| -> Vec<f64> { rounds.iter().map(|figures| figures[index]).collect() };
-    let ours = column(&results[0]);
+    let ours = column(&results[0], index);
     contestants
         .iter()
         .zip(results)
         .skip(1)
-        .map(move |(peer, rounds)| comparison(peer).rounds(&ours, &peer.name, &column(rounds)))
+        .map(move |(peer, rounds)| comparison(peer).rounds(&ours, &peer.name, &column(rounds, index)))
 }
 
 #[cfg(test)]
@@ -66,7 +70,7 @@ mod tests {
         })
         .unwrap();
         assert_eq!(order, ["ours", "a", "b", "ours", "a", "b", "ours", "a", "b"]);
-        let first = |rounds: &Rounds| rounds.iter().map(|figures| figures[0]).collect::<Vec<_>>();
+        let first = |rounds| column(rounds, 0);
         assert_eq!(results.iter().map(first).collect::<Vec<_>>(), [[1.0, 1.0, 1.0], [2.0, 5.0, 8.0], [3.0, 6.0, 9.0]]);
         let comparison = |_: &Contestant| Comparison::new("alloc", "test", "ms").bar(Bar::Ratio(5.5));
         let rows: Vec<_> = against_the_first(comparison, &contestants, &results, 0).collect();

@@ -6,15 +6,18 @@
 //! - `figures`, `row`, `report`: medians, one comparison, and how comparisons are printed.
 //! - `contestant`, `program`, `contest`: which malloc, one measured process, and taking turns.
 //! - `machine`, `python`: what this machine has room for and has installed.
+//! - `kept`, `bystanders`: changes to the system that don't outlive a bench, and programs that keep every CPU busy.
 //! - `worker`: the measured programs.
-//! - `cases`: `free`, `alloc`, `polite`, `frame` and `trim`.
+//! - `cases`: `free`, `alloc`, `polite`, `frame`, `trim` and `pool`.
 //! - `demo`: real programs with and without Pagecrew.
 
+mod bystanders;
 mod cases;
 mod contest;
 mod contestant;
 mod demo;
 mod figures;
+mod kept;
 mod machine;
 mod program;
 mod python;

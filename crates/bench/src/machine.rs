@@ -73,6 +73,12 @@ pub fn cpus() -> Result<Vec<usize>> {
     Ok((0..libc::CPU_SETSIZE as usize).filter(|&cpu| set.contains(cpu)).collect())
 }
 
+/// Whether programs that ask for huge pages get them.
+pub fn has_huge_pages() -> bool {
+    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    enabled.is_ok_and(|text| !text.contains("[never]"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -104,11 +104,19 @@ impl Running {
     /// # Errors
     /// If it can't be started.
     pub fn start(command: &mut Command) -> Result<Running> {
+        Running::start_ending_by(command, libc::SIGKILL)
+    }
+
+    /// The same for one that gets `signal` where its parent dies: it may have others to end.
+    ///
+    /// # Errors
+    /// If it can't be started.
+    pub fn start_ending_by(command: &mut Command, signal: i32) -> Result<Running> {
         let name = name(command);
         // SAFETY: between fork and exec the closure makes one system call and touches no memory of its parent's.
         unsafe {
-            command.pre_exec(|| {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            command.pre_exec(move || {
+                libc::prctl(libc::PR_SET_PDEATHSIG, signal);
                 Ok(())
             });
         }

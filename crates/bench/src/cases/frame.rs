@@ -1,7 +1,7 @@
 //! Pages of 4 KiB: singly, in batches and in arrays, zeroed, from several threads.
 
 use super::Setting;
-use crate::contest::{Rounds, against_the_first, alternate};
+use crate::contest::{Rounds, against_the_first, alternate, column};
 use crate::contestant::Contestant;
 use crate::figures::median;
 use crate::program::{self, worker};
@@ -261,10 +261,6 @@ impl Frames<'_> {
         let comparison = Comparison::new(BENCH, "book-keeping, of the memory managed", "%").bar(Bar::Ours(0.1));
         report.row(comparison.row(share[0], "the bound", 0.1))
     }
-}
-
-fn column(rounds: &Rounds, index: usize) -> Vec<f64> {
-    rounds.iter().map(|figures| figures[index]).collect()
 }
 
 /// The malloc whose figure is the lowest.

@@ -4,6 +4,7 @@ mod alloc;
 mod frame;
 mod free;
 mod polite;
+mod pool;
 mod trim;
 
 use crate::contestant::{Contestant, Peers};
@@ -11,7 +12,7 @@ use crate::report::Report;
 use anyhow::{Result, bail};
 
 /// Every bench, in the order in which they run.
-pub const NAMES: &[&str] = &["free", "alloc", "polite", "frame", "trim"];
+pub const NAMES: &[&str] = &["free", "alloc", "polite", "frame", "trim", "pool"];
 
 /// What every bench gets.
 pub struct Setting {
@@ -51,7 +52,8 @@ pub fn run(names: &[String], quick: bool, json: bool) -> Result<()> {
             "alloc" => alloc::run(&setting, &mut report)?,
             "polite" => polite::run(&setting, &mut report)?,
             "frame" => frame::run(&setting, &mut report)?,
-            _ => trim::run(&setting, &mut report)?,
+            "trim" => trim::run(&setting, &mut report)?,
+            _ => pool::run(&setting, &mut report)?,
         }
         report.table(name)?;
     }
@@ -65,6 +67,9 @@ mod tests {
     #[test]
     fn an_unknown_bench_is_refused_before_anything_runs() {
         let error = run(&["fre".to_owned()], true, true).unwrap_err();
-        assert_eq!(error.to_string(), "there is no bench called 'fre'; there are free, alloc, polite, frame, trim");
+        assert_eq!(
+            error.to_string(),
+            "there is no bench called 'fre'; there are free, alloc, polite, frame, trim, pool"
+        );
     }
 }

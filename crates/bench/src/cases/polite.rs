@@ -1,19 +1,16 @@
 //! What programs on the same CPUs lose while a large piece of memory is given back.
 
 use super::Setting;
+use crate::bystanders::{Bystanders, Sample};
 use crate::contest::{against_the_first, alternate};
 use crate::contestant::Contestant;
 use crate::machine;
 use crate::program::{Running, worker};
 use crate::report::Report;
 use crate::row::{Bar, Comparison};
-use crate::worker::BYSTANDER_STRIDE;
-use anyhow::{Result, ensure};
-use pagecrew::sys::PAGE_SIZE;
+use anyhow::Result;
 use pagecrew::sys::clock::now_ns;
 use pagecrew::units::Bytes;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const BENCH: &str = "polite";
@@ -25,8 +22,6 @@ const BEFORE: Duration = Duration::from_millis(1500);
 const AT_ONCE: Duration = Duration::from_millis(1500);
 /// And within this time one that leaves something for later, and that.
 const LATER: Duration = Duration::from_secs(4);
-/// New programs need a moment until they run at full speed.
-const SETTLE: Duration = Duration::from_millis(300);
 
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     let bytes = machine::affordable(setting.size(8 << 30, 2 << 30), report);
@@ -61,37 +56,18 @@ fn one_free(contestant: &Contestant, bytes: usize, during: Duration) -> Result<V
     let origin = if contestant.name == "munmap" { "map" } else { "malloc" };
     let mut program = Running::start(&mut worker(contestant, &["release-beside", origin, &bytes.to_string()]))?;
     program.figure()?;
-    let counters = Counters::new()?;
-    let bystanders = start_bystanders(&counters)?;
-    std::thread::sleep(SETTLE);
-    let first = counters.sample(bystanders.len());
+    let bystanders = Bystanders::start()?;
+    let first = bystanders.sample();
     std::thread::sleep(BEFORE);
-    let second = counters.sample(bystanders.len());
+    let second = bystanders.sample();
     program.go()?;
     let caller = program.figure()?;
     let spent = Duration::from_nanos(now_ns() - second.time_ns);
     std::thread::sleep(during.saturating_sub(spent));
-    let third = counters.sample(bystanders.len());
+    let third = bystanders.sample();
     drop(bystanders);
     program.wait()?;
     Ok(vec![lost_ms(&first, &second, &third), caller])
-}
-
-/// One bystander pinned to each CPU.
-fn start_bystanders(counters: &Counters) -> Result<Vec<Running>> {
-    let cpus = machine::cpus()?;
-    ensure!(cpus.len() * BYSTANDER_STRIDE <= PAGE_SIZE, "more CPUs than there are counters");
-    let start = |(index, cpu): (usize, &usize)| {
-        let arguments = ["bystander", &cpu.to_string(), &counters.path(), &index.to_string()];
-        Running::start(&mut worker(&Contestant::plain("bystander"), &arguments))
-    };
-    cpus.iter().enumerate().map(start).collect()
-}
-
-/// What the bystanders had done at a time.
-struct Sample {
-    time_ns: u64,
-    work: Vec<u64>,
 }
 
 /// CPU time that is missing between `second` and `third`, by the rate of each bystander between `first` and `second`.
@@ -105,49 +81,6 @@ fn lost_ms(first: &Sample, second: &Sample, third: &Sample) -> f64 {
     (0..first.work.len()).map(lost).sum()
 }
 
-/// A page that the bystanders count in.
-struct Counters {
-    file: OwnedFd,
-    page: usize,
-}
-
-impl Counters {
-    fn new() -> Result<Counters> {
-        // SAFETY: the name is a C string.
-        let file = unsafe { libc::memfd_create(c"pagecrew bystanders".as_ptr(), libc::MFD_CLOEXEC) };
-        ensure!(file >= 0, "no memory for the counters: {}", std::io::Error::last_os_error());
-        // SAFETY: the descriptor is new and nobody else's.
-        let file = unsafe { OwnedFd::from_raw_fd(file) };
-        // SAFETY: a new mapping of the file, which is made long enough first.
-        let page = unsafe {
-            libc::ftruncate(file.as_raw_fd(), PAGE_SIZE as i64);
-            libc::mmap(std::ptr::null_mut(), PAGE_SIZE, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
-        ensure!(page != libc::MAP_FAILED, "the counters can't be mapped: {}", std::io::Error::last_os_error());
-        Ok(Counters { file, page: page as usize })
-    }
-
-    /// The page as a file that a child of this process can open.
-    fn path(&self) -> String {
-        format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
-    }
-
-    fn sample(&self, count: usize) -> Sample {
-        let counter = |index: usize| {
-            // SAFETY: aligned, inside the mapping, and only ever used as an atomic number.
-            unsafe { &*((self.page + index * BYSTANDER_STRIDE) as *const AtomicU64) }.load(Ordering::Relaxed)
-        };
-        Sample { time_ns: now_ns(), work: (0..count).map(counter).collect() }
-    }
-}
-
-impl Drop for Counters {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and no reference into it is left.
-        unsafe { libc::munmap(self.page as *mut _, PAGE_SIZE) };
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,12 +92,5 @@ mod tests {
         let (first, second) = (sample(0, [0, 0]), sample(1000, [10_000, 5000]));
         let third = sample(3000, [10_000 + 19_000, 5000 + 9000]);
         assert_eq!(lost_ms(&first, &second, &third), 300.0);
-    }
-
-    #[test]
-    fn counters_start_at_zero_and_have_a_path() {
-        let counters = Counters::new().unwrap();
-        assert_eq!(counters.sample(2).work, [0, 0]);
-        assert!(std::fs::metadata(counters.path()).is_ok());
     }
 }

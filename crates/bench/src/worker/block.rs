@@ -3,7 +3,9 @@
 use anyhow::{Result, ensure};
 use pagecrew::sys::memory::{self, Protection, Range};
 use pagecrew::sys::{PAGE_SIZE, round_up};
+use std::fs::File;
 use std::hint::black_box;
+use std::os::fd::AsRawFd;
 
 /// Where memory comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +40,18 @@ impl Block {
         };
         ensure!(start != 0, "no memory for {len} bytes");
         Ok(Block { start: black_box(start), len, origin })
+    }
+
+    /// The first `len` bytes of `file`.
+    ///
+    /// # Errors
+    /// If it can't be mapped.
+    pub fn of_file(file: &File, len: usize) -> Result<Block> {
+        let (protection, descriptor) = (libc::PROT_READ | libc::PROT_WRITE, file.as_raw_fd());
+        // SAFETY: a new mapping, which takes the place of no other.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, descriptor, 0) };
+        ensure!(start != libc::MAP_FAILED, "the file can't be mapped: {}", std::io::Error::last_os_error());
+        Ok(Block { start: start as usize, len, origin: Origin::Map })
     }
 
     /// Asks for 4 KiB pages throughout, as a program does that fears huge ones.
@@ -136,6 +150,7 @@ impl Drop for Block {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
 
     #[test]
     fn marks_survive_growth_and_damage_is_seen() {
@@ -156,5 +171,17 @@ mod tests {
             block.touch();
             assert!(block.check());
         }
+    }
+
+    #[test]
+    fn what_is_written_to_a_file_s_block_is_in_the_file() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.set_len(3 * PAGE_SIZE as u64).unwrap();
+        let block = Block::of_file(&file, 3 * PAGE_SIZE).unwrap();
+        block.touch();
+        let mut contents = Vec::new();
+        file.read_to_end(&mut contents).unwrap();
+        let marks: Vec<u8> = contents.into_iter().step_by(PAGE_SIZE).collect();
+        assert_eq!(marks, [1, 2, 3]);
     }
 }

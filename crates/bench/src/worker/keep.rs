@@ -2,7 +2,8 @@
 //! own, which undoes it when its input ends. No signal that a person ends a bench with ends it before.
 
 use super::say;
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
+use pagecrew::sys::mount::{self, MemoryFs};
 use std::fs;
 use std::io::{BufRead, ErrorKind};
 use std::path::Path;
@@ -27,7 +28,7 @@ pub fn setting(path: &Path, value: &str, input: impl BufRead) -> Result<()> {
     let name = || path.display().to_string();
     let before = fs::read_to_string(path).with_context(name)?;
     fs::write(path, value).with_context(name)?;
-    let said = say(0.0).and_then(|()| until_the_end(input));
+    let said = say("").and_then(|()| until_the_end(input));
     fs::write(path, before.trim_end()).with_context(name)?;
     said
 }
@@ -36,7 +37,7 @@ pub fn setting(path: &Path, value: &str, input: impl BufRead) -> Result<()> {
 pub fn group(path: &Path, input: impl BufRead) -> Result<()> {
     let name = || path.display().to_string();
     fs::create_dir(path).with_context(name)?;
-    let said = say(0.0).and_then(|()| until_the_end(input));
+    let said = say("").and_then(|()| until_the_end(input));
     let start = Instant::now();
     loop {
         match fs::remove_dir(path) {
@@ -49,6 +50,20 @@ pub fn group(path: &Path, input: impl BufRead) -> Result<()> {
     }
 }
 
+/// Makes the directory `path`, mounts a hugetlbfs with pages of 2 MiB there, says so, and removes both at the end of its input.
+pub fn hugetlbfs(path: &Path, input: impl BufRead) -> Result<()> {
+    let name = || path.display().to_string();
+    fs::create_dir(path).with_context(name)?;
+    let kept = match mount::mount(MemoryFs::Hugetlbfs, path, "pagesize=2M,mode=0700") {
+        Ok(()) => {
+            let said = say("").and_then(|()| until_the_end(input));
+            mount::detach(path).map_err(Error::from).and(said)
+        }
+        Err(error) => Err(error.into()),
+    };
+    kept.with_context(|| format!("a hugetlbfs at {}", path.display())).and(fs::remove_dir(path).with_context(name))
+}
+
 /// Kills what is in the control group `path`.
 fn end_members(path: &Path) {
     for member in fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default().lines() {
@@ -59,7 +74,8 @@ fn end_members(path: &Path) {
     }
 }
 
-fn until_the_end(mut input: impl BufRead) -> Result<()> {
+/// Waits until nobody can write to `input` any more.
+pub fn until_the_end(mut input: impl BufRead) -> Result<()> {
     let mut line = String::new();
     while input.read_line(&mut line)? > 0 {}
     Ok(())
@@ -98,5 +114,17 @@ mod tests {
         let mut meanwhile = false;
         group(&path, BufReader::new(Looking(|| meanwhile = path.is_dir()))).unwrap();
         assert!(meanwhile && !path.exists());
+    }
+
+    #[test]
+    fn a_hugetlbfs_is_there_for_a_while_or_nothing_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("huge");
+        let mut meanwhile = None;
+        let look = Looking(|| meanwhile = mount::mounted_at(&path).unwrap());
+        let kept = hugetlbfs(&path, BufReader::new(look));
+        // Not everybody may mount.
+        assert_eq!(kept.is_ok(), meanwhile == Some(MemoryFs::Hugetlbfs), "{kept:?}");
+        assert!(!path.exists());
     }
 }

@@ -10,8 +10,10 @@ mod huge;
 mod idle;
 mod keep;
 mod pairs;
+mod pool;
 mod random;
 mod release;
+mod serve;
 mod sparse;
 mod table;
 
@@ -20,7 +22,9 @@ use block::{Block, Origin};
 pub use bystander::STRIDE as BYSTANDER_STRIDE;
 pub use frames::LARGEST_BATCH;
 use huge::Pages;
+pub use serve::socket as pool_socket;
 pub use sparse::marked_pages;
+use std::fmt::Display;
 use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
@@ -50,6 +54,18 @@ pub fn run(args: &[String]) -> Result<()> {
             keep::ignore_ends();
             keep::group(Path::new(args.text(1)?), std::io::stdin().lock())
         }
+        "keep-hugetlbfs" => {
+            keep::ignore_ends();
+            keep::hugetlbfs(Path::new(args.text(1)?), std::io::stdin().lock())
+        }
+        "keep-pool" => {
+            keep::ignore_ends();
+            serve::run(Path::new(args.text(1)?), args.from(2), std::io::stdin().lock())
+        }
+        "pool-take" => pool::take(Path::new(args.text(1)?), args.number(2)?, args.number(3)?),
+        "pool-heap" => pool::heap(Path::new(args.text(1)?), args.number(2)?, args.number(3)?),
+        "own-zeroes" => pool::own_zeroes(args.number(1)?),
+        "own-heap" => pool::own_heap(args.number(1)?, args.pages(2)?),
         "trim-sparse" => sparse::run(args.number(1)?, std::io::stdin().lock()),
         "trim-stress" => sparse::stress(args.number(1)?, args.number(2)?),
         "trim-dense" => dense::run(dense::Kind::named(args.text(1)?)?, args.number(2)?, std::io::stdin().lock()),
@@ -68,10 +84,10 @@ fn warm(bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// Prints a figure so that a waiting parent has it at once.
-fn say(figure: f64) -> Result<()> {
+/// Prints a figure, or a line of text, so that a waiting parent has it at once.
+fn say(what: impl Display) -> Result<()> {
     let mut output = std::io::stdout().lock();
-    writeln!(output, "{figure}")?;
+    writeln!(output, "{what}")?;
     Ok(output.flush()?)
 }
 
@@ -86,6 +102,11 @@ impl<'a> Arguments<'a> {
     fn number(&self, index: usize) -> Result<usize> {
         let text = self.text(index)?;
         text.parse().with_context(|| format!("'{text}' is not a number"))
+    }
+
+    /// All from number `index` on.
+    fn from(&self, index: usize) -> &'a [String] {
+        self.0.get(index..).unwrap_or_default()
     }
 
     fn origin(&self, index: usize) -> Result<Origin> {
@@ -122,6 +143,8 @@ mod tests {
             &["warm", "much"],
             &["release", "heap", "4096"],
             &["trim-table", "half", "4", "x"],
+            &["pool-take", "/nonexistent/socket", "2097152", "0"],
+            &["keep-pool", "/nonexistent/base"],
         ];
         for args in nonsense {
             assert!(call(args).is_err(), "{args:?}");
@@ -137,6 +160,8 @@ mod tests {
         call(&["pairs", "64", "1000"]).unwrap();
         call(&["idle", "67108864", "0"]).unwrap();
         call(&["trim-stress", "8388608", "2"]).unwrap();
+        call(&["own-zeroes", "8388608"]).unwrap();
+        call(&["own-heap", "8388608", "huge"]).unwrap();
         call(&["frames-metadata"]).unwrap();
         for source in ["pagecrew", "malloc", "locked"] {
             for (what, number) in [("pair", "1000"), ("all", "3000"), ("cold", "3000")] {

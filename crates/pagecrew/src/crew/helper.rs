@@ -3,6 +3,7 @@
 use super::contention::Found;
 use super::crew::{Crew, NO_QUOTA};
 use super::employer::Employer;
+use super::operation::Bypass;
 use super::threads::Helper;
 use crate::sys::sched::{self, Class};
 use crate::sys::{cgroup, clock};
@@ -20,7 +21,6 @@ impl<E: Employer> Crew<E> {
         let me = &self.shared.helpers[number];
         let node = number % self.shared.topology.nodes();
         self.settle_on(node);
-        self.revocation();
         let cpus = sched::online_cpus();
         let (mut idle, mut found) = (false, Found::default());
         let mut quota_read = 0;
@@ -88,6 +88,10 @@ impl<E: Employer> Crew<E> {
                 if prefer_own && task.node != node && self.shared.topology.nodes() > 1 {
                     self.leave_as_helper(place, task);
                     continue;
+                }
+                if task.operation.bypass() == Bypass::Revoke {
+                    // Whoever takes a chunk back relies on it. Not before it is needed: in a process with threads, it takes milliseconds.
+                    self.revocation();
                 }
                 while room()
                     && let Some(chunk) = place.job.take(self.chunk(place, task.operation), Some(number))

@@ -1,6 +1,6 @@
 //! A control group with a limit on its memory.
 
-use super::kept::Kept;
+use crate::kept::Kept;
 use anyhow::{Context, Result, bail};
 use std::ffi::CString;
 use std::fs;

@@ -2,7 +2,6 @@
 
 mod command;
 mod group;
-mod kept;
 mod mapped;
 mod reading;
 mod sparse;
@@ -10,6 +9,7 @@ mod speed;
 mod stress;
 
 use super::Setting;
+use crate::machine;
 use crate::report::Report;
 use anyhow::Result;
 
@@ -19,10 +19,8 @@ const BENCH: &str = "trim";
 const OURS: &str = "pagecrew";
 const UNTOUCHED: &str = "huge pages untouched";
 
-const ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
-
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
-    if std::fs::read_to_string(ENABLED).map_or(true, |text| text.contains("[never]")) {
+    if !machine::has_huge_pages() {
         report.note("this kernel has no huge pages, or they are switched off; the bench of trim is left out");
         return Ok(());
     }

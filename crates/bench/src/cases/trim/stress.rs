@@ -3,11 +3,11 @@
 
 use super::command::Watch;
 use super::group::Hierarchy;
-use super::kept::Kept;
 use super::{BENCH, OURS};
 use crate::cases::Setting;
-use crate::contest::{Rounds, alternate};
+use crate::contest::{Rounds, alternate, column};
 use crate::contestant::Contestant;
+use crate::kept::Kept;
 use crate::machine;
 use crate::program::{Running, worker};
 use crate::report::Report;
@@ -77,10 +77,6 @@ fn compare(hierarchy: &Hierarchy, bytes: usize, rounds: usize, report: &mut Repo
         }
     }
     Ok(())
-}
-
-fn column(rounds: &Rounds, index: usize) -> Vec<f64> {
-    rounds.iter().map(|figures| figures[index]).collect()
 }
 
 /// How many runs did not come to their end.

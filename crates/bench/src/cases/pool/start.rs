@@ -1,0 +1,122 @@
+//! How long a virtual machine takes until its monitor answers, with memory from a pool and with QEMU's own.
+
+use super::guest::{Guest, Memory};
+use super::server::Server;
+use super::{ALL_THREADS, BENCH, FAST, GIB, ONE_THREAD, OURS, main_size};
+use crate::cases::Setting;
+use crate::contest::{Rounds, against_the_first, alternate, column};
+use crate::contestant::Contestant;
+use crate::figures::readable;
+use crate::machine;
+use crate::report::Report;
+use crate::row::{Bar, Comparison};
+use anyhow::Result;
+use pagecrew::units::Bytes;
+
+const UNTOUCHED: &str = "no prealloc";
+
+/// Everybody, in the order of the results.
+const EVERYBODY: [&str; 4] = [OURS, ALL_THREADS, ONE_THREAD, UNTOUCHED];
+
+/// The size that there is a bar for.
+const JUDGED: usize = 8 * GIB;
+
+/// What QEMU is asked for, and how many times faster than by all its threads that has to be.
+struct Kind {
+    name: &'static str,
+    locked: bool,
+    bar: f64,
+}
+
+const KINDS: [Kind; 2] =
+    [Kind { name: "prealloc", locked: false, bar: 6.0 }, Kind { name: "prealloc, mem-lock", locked: true, bar: 2.5 }];
+
+/// What everybody measured for each size.
+type Sizes = Vec<(usize, Vec<Rounds>)>;
+
+pub fn run(sizes: &[usize], setting: &Setting, report: &mut Report) -> Result<()> {
+    let threads = machine::cpus()?.len();
+    for kind in &KINDS {
+        let contestants = EVERYBODY.map(Contestant::plain);
+        let mut measured = Sizes::new();
+        for &size in sizes {
+            let case = format!("{} guest, {}", Bytes(size as u64), kind.name);
+            let server = Server::start(size, &FAST)?.serving()?;
+            let results = alternate(report, &case, setting.repetitions(), &contestants, |contestant| {
+                one(&server, &contestant.name, size, kind.locked, threads)
+            })?;
+            let comparison = |peer: &Contestant| {
+                let judged = size == JUDGED && peer.name == ALL_THREADS;
+                Comparison::new(BENCH, &*case, "s").bar(if judged { Bar::Ratio(kind.bar) } else { Bar::None })
+            };
+            server.stop()?;
+            against_the_first(comparison, &contestants, &results, 0).try_for_each(|row| report.row(row))?;
+            measured.push((size, results));
+        }
+        growth(kind, &measured, report)?;
+        print(kind, &measured, report)?;
+    }
+    empty(main_size(sizes), setting, threads, report)
+}
+
+/// The seconds that one start takes.
+fn one(server: &Server, contestant: &str, size: usize, locked: bool, threads: usize) -> Result<Vec<f64>> {
+    let memory = match contestant {
+        OURS => Memory::Pool(server),
+        ALL_THREADS => Memory::Own { threads },
+        ONE_THREAD => Memory::Own { threads: 1 },
+        _ => Memory::Untouched,
+    };
+    if contestant == OURS {
+        server.fill()?;
+    } else {
+        server.empty()?;
+    }
+    // QEMU needs memory beside the guest's, too.
+    machine::warm_for_a_run(size)?;
+    Ok(vec![Guest { size, locked, memory }.seconds_to_monitor()?])
+}
+
+/// How much longer the largest machine takes than the smallest.
+fn growth(kind: &Kind, measured: &Sizes, report: &mut Report) -> Result<()> {
+    let [(small, least), .., (large, most)] = &measured[..] else { return Ok(()) };
+    let more = |who: usize| -> Vec<f64> {
+        column(&most[who], 0).iter().zip(column(&least[who], 0)).map(|(most, least)| most - least).collect()
+    };
+    let case = format!("{}, growth from {} to {}", kind.name, Bytes(*small as u64), Bytes(*large as u64));
+    let bar = if kind.locked { Bar::None } else { Bar::Ours(0.1) };
+    let comparison = Comparison::new(BENCH, case, "s").resolution(0.001).bar(bar);
+    report.row(comparison.rounds(&more(0), ALL_THREADS, &more(1)))
+}
+
+/// Each round with and without the pool.
+fn print(kind: &Kind, measured: &Sizes, report: &Report) -> Result<()> {
+    let rounds = measured.first().map_or(0, |(_, results)| results[0].len());
+    let headings: Vec<_> = std::iter::once(String::new()).chain((1..=rounds).map(|n| format!("round {n}"))).collect();
+    let headings: Vec<_> = headings.iter().map(String::as_str).collect();
+    let sides = [(2, "without, 1 thread"), (1, "without, all threads"), (0, "with the pool")];
+    let rows = measured.iter().flat_map(|(size, results)| {
+        sides.iter().map(|&(who, side)| {
+            let name = format!("{}, {side}", Bytes(*size as u64));
+            let times = column(&results[who], 0).into_iter().map(|seconds| format!("{} s", readable(seconds)));
+            std::iter::once(name).chain(times).collect()
+        })
+    });
+    report.print(&format!("{}: time until QEMU's monitor answers", kind.name), &headings, rows)
+}
+
+/// A machine that comes to a pool in which nothing is ready.
+fn empty(size: usize, setting: &Setting, threads: usize, report: &mut Report) -> Result<()> {
+    let contestants = [OURS, ALL_THREADS].map(Contestant::plain);
+    let case = format!("{} guest, empty pool", Bytes(size as u64));
+    let server = Server::start(size, &FAST)?.serving()?;
+    let results = alternate(report, &case, setting.repetitions(), &contestants, |contestant| {
+        server.empty()?;
+        machine::warm_for_a_run(size)?;
+        let memory = if contestant.name == OURS { Memory::Pool(&server) } else { Memory::Own { threads } };
+        Ok(vec![Guest { size, locked: false, memory }.seconds_to_monitor()?])
+    })?;
+    server.stop()?;
+    let comparison = |_: &Contestant| Comparison::new(BENCH, &*case, "s").bar(Bar::Ratio(1.0));
+    against_the_first(comparison, &contestants, &results, 0).try_for_each(|row| report.row(row))
+}

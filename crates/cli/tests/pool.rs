@@ -1,0 +1,290 @@
+//! `pagecrew pool` as people and supervisors use it. As root; without the right to mount, only what is refused is tested.
+
+mod common;
+
+use common::{directory, err, fails, out, pagecrew};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const NOBODY: u32 = 65534;
+
+fn pool(arguments: &[&str]) -> Command {
+    pagecrew(&[&["pool"], arguments].concat())
+}
+
+/// A server in a directory of its own, ended with it.
+struct Served {
+    process: Child,
+    directory: PathBuf,
+    log: PathBuf,
+}
+
+impl Served {
+    /// Starts one and waits until it answers. None where this user may not mount.
+    fn start(name: &str, arguments: &[&str]) -> Option<Served> {
+        Served::start_with(name, arguments, |_| {})
+    }
+
+    fn start_with(name: &str, arguments: &[&str], prepare: impl FnOnce(&mut Command)) -> Option<Served> {
+        let place = directory().join(name);
+        std::fs::create_dir_all(&place).unwrap();
+        std::fs::set_permissions(&place, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let log = directory().join(format!("{name}.log"));
+        let mut command =
+            pool(&[&["serve", "--directory", place.to_str().unwrap(), "--cpu", "100"], arguments].concat());
+        command.stdin(Stdio::null()).stderr(std::fs::File::create(&log).unwrap());
+        prepare(&mut command);
+        let mut served = Served { process: command.spawn().unwrap(), directory: place, log };
+        served.wait_until(|served| {
+            if let Some(status) = served.process.try_wait().unwrap() {
+                let log = std::fs::read_to_string(&served.log).unwrap();
+                assert_eq!(status.code(), Some(3), "{log}");
+                return true;
+            }
+            served.socket().exists()
+        });
+        if served.process.try_wait().unwrap().is_some() {
+            eprintln!("left out: {}", std::fs::read_to_string(&served.log).unwrap());
+            return None;
+        }
+        Some(served)
+    }
+
+    fn wait_until(&mut self, mut is: impl FnMut(&mut Served) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !is(self) {
+            assert!(Instant::now() < deadline, "{}", std::fs::read_to_string(&self.log).unwrap());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.join("socket")
+    }
+
+    /// A client's command.
+    fn client(&self, arguments: &[&str]) -> Command {
+        let mut command = pool(arguments);
+        command.env("PAGECREW_POOL_SOCKET", self.socket());
+        command
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let output = self.client(&["status", "--json"]).output().unwrap();
+        assert!(output.status.success(), "{}", err(&output));
+        serde_json::from_str(&out(&output)).unwrap()
+    }
+
+    fn wait_for(&mut self, name: &str, value: u64) {
+        self.wait_until(|served| served.status()[name].as_u64() == Some(value));
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: no pointers; the process is this test's child and has not been waited for.
+        assert_eq!(unsafe { libc::kill(self.process.id() as i32, signal) }, 0);
+    }
+
+    /// What the server has said.
+    fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    fn mounts(&self) -> usize {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+        mounts.lines().filter(|line| line.contains(self.directory.to_str().unwrap())).count()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let mount = self.directory.join("mem");
+        let _ = Command::new("umount").arg("-l").arg(mount).stderr(Stdio::null()).status();
+    }
+}
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn memory_is_taken_used_and_given_back() {
+    let Some(mut served) = Served::start("take", &["--size", "32M", "--unused", "1s"]) else { return };
+    served.wait_for("ready", 32 * MIB);
+    let output = served.client(&["take", "--size", "8M"]).output().unwrap();
+    let path = PathBuf::from(out(&output).trim_end());
+    assert!(output.status.success() && err(&output).is_empty(), "{}", err(&output));
+    let facts = std::fs::metadata(&path).unwrap();
+    assert_eq!((facts.len(), facts.blocks() * 512, facts.mode() & 0o777), (8 * MIB, 8 * MIB, 0o600));
+    assert_eq!(served.status()["taken"].as_u64(), Some(8 * MIB));
+    let output = served.client(&["release", path.to_str().unwrap()]).output().unwrap();
+    assert!(output.status.success() && !path.exists());
+    served.wait_for("taken", 0);
+    let output = served.client(&["take", "--size", "4M", "--json"]).output().unwrap();
+    let taken: serde_json::Value = serde_json::from_str(&out(&output)).unwrap();
+    assert_eq!((taken["size"].as_u64(), taken["backing"].as_str()), (Some(4 * MIB), Some("tmpfs")));
+    // Nobody opens it.
+    served.wait_for("taken", 0);
+    assert!(!Path::new(taken["path"].as_str().unwrap()).exists());
+    served.wait_for("ready", 32 * MIB);
+    assert!(served.client(&["resize", "--size", "8M"]).output().unwrap().status.success());
+    served.wait_for("ready", 8 * MIB);
+    let table = out(&served.client(&["status"]).output().unwrap());
+    assert!(table.contains("8 MiB") && table.contains("full"), "{table}");
+    fails(served.client(&["release", path.to_str().unwrap()]), 1, &["not a file that is taken"]);
+    fails(served.client(&["take", "--size", "1M"]), 2, &["2 MiB"]);
+    fails(served.client(&["take", "--size", "2M", "--node", "77"]), 2, &["node 77"]);
+    fails(served.client(&["take", "--size", "512T"]), 1, &["limit"]);
+    served.signal(libc::SIGTERM);
+    assert_eq!(served.process.wait().unwrap().code(), Some(0), "{}", served.log());
+    assert_eq!((served.mounts(), served.socket().exists()), (0, false));
+}
+
+#[test]
+fn a_command_has_the_memory_as_long_as_it_runs() {
+    let Some(mut served) = Served::start("exec", &["--size", "16M"]) else { return };
+    served.wait_for("ready", 16 * MIB);
+    let exec = |script: &str| {
+        let mut command =
+            served.client(&["exec", "--size", "4M", "--", "sh", "-c", script, "name", "{path}", "{size}", "{fd}"]);
+        command.stdout(Stdio::piped()).output().unwrap()
+    };
+    let output = exec(
+        r#"test "$(stat -c %s "$1")" = "$2" && test "$1" = "$PAGECREW_POOL_PATH" && echo hello > "$1" &&
+        head -c 5 "/dev/fd/$3"; exit 7"#,
+    );
+    assert_eq!((out(&output).as_str(), output.status.code()), ("hello", Some(7)), "{}", err(&output));
+    assert_eq!(exec("kill -USR2 $$").status.signal(), Some(libc::SIGUSR2));
+    // It has nothing of the pool's open that it was not given.
+    let output =
+        served.client(&["exec", "--size", "2M", "--as-is", "--", "ls", "-l", "/proc/self/fd"]).output().unwrap();
+    assert!(output.status.success() && !out(&output).contains("/mem/"), "{}", out(&output));
+    assert_eq!(served.status()["taken"].as_u64(), Some(0));
+
+    // Told to end, it tells the command, and the memory is back when it has ended.
+    let mut command = served.client(&["exec", "--size", "4M", "--", "sleep", "100", "{path}"]);
+    let mut child = command.args(["--", "x"]).stderr(Stdio::null()).spawn().unwrap();
+    child.wait().unwrap();
+    let mut child =
+        served.client(&["exec", "--size", "4M", "--", "sh", "-c", "sleep 100 < $0", "{path}"]).spawn().unwrap();
+    served.wait_for("taken", 4 * MIB);
+    // SAFETY: no pointers; the process is this test's child.
+    unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+    child.wait().unwrap();
+    served.wait_until(|served| {
+        // The shell is gone, and what it has started has the file until it is, too.
+        let _ = Command::new("pkill").args(["-f", "^sleep 100$"]).status();
+        served.status()["taken"].as_u64() == Some(0)
+    });
+    // Killed, it leaves the command alone, which keeps what it has.
+    let script = "echo $$; exec sleep 50 < $0";
+    let mut command = served.client(&["exec", "--size", "4M", "--", "sh", "-c", script, "{path}"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
+    let pid: i32 = line.trim().parse().unwrap();
+    let open = |pid: i32| {
+        std::fs::read_link(format!("/proc/{pid}/fd/0")).is_ok_and(|path| path.to_string_lossy().contains("/mem/taken/"))
+    };
+    served.wait_until(|_| open(pid));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    std::thread::sleep(Duration::from_millis(600));
+    assert_eq!(served.status()["taken"].as_u64(), Some(4 * MIB));
+    // SAFETY: no pointers; the process was started by this test's child a moment ago, and is still there.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+    served.wait_for("taken", 0);
+
+    fails(served.client(&["exec", "--size", "2M", "--", "true"]), 2, &["{path}"]);
+    fails(served.client(&["exec", "--size", "2M", "--", "no-such-program", "{path}"]), 2, &["no-such-program"]);
+    assert_eq!(served.status()["taken"].as_u64(), Some(0));
+}
+
+#[test]
+fn a_supervisor_is_told_and_the_settings_are_read_again() {
+    let file = directory().join("pool.toml");
+    std::fs::write(&file, "size = \"8M\"\nunused = \"5s\"\n").unwrap();
+    let notifications = directory().join("notify");
+    let supervisor = UnixDatagram::bind(&notifications).unwrap();
+    supervisor.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let prepare = |command: &mut Command| {
+        command.env("NOTIFY_SOCKET", &notifications);
+    };
+    let Some(mut served) = Served::start_with("reload", &["--config", file.to_str().unwrap()], prepare) else { return };
+    let told = |what: &str| {
+        let mut room = [0; 4096];
+        loop {
+            let len = supervisor.recv(&mut room).unwrap_or_else(|error| panic!("never told {what}: {error}"));
+            if String::from_utf8_lossy(&room[..len]).contains(what) {
+                return;
+            }
+        }
+    };
+    told("READY=1");
+    served.wait_for("ready", 8 * MIB);
+    std::fs::write(&file, "size = \"24M\"\n").unwrap();
+    served.signal(libc::SIGHUP);
+    told("RELOADING=1");
+    served.wait_for("ready", 24 * MIB);
+    // An error in it changes nothing.
+    std::fs::write(&file, "size = \"24M\"\nfloor = \"12Q\"\n").unwrap();
+    served.signal(libc::SIGHUP);
+    served.wait_until(|served| served.log().contains("line 2") && served.log().contains("12Q"));
+    assert_eq!(served.status()["ready"].as_u64(), Some(24 * MIB));
+    served.signal(libc::SIGINT);
+    told("STOPPING=1");
+    assert_eq!(served.process.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn what_is_wrong_with_a_file_is_named_with_its_line() {
+    let file = directory().join("wrong.toml");
+    for (text, words) in [
+        ("size = \"8G\"\nfloor = \"12Q\"\n", ["line 2", "floor", "12Q"]),
+        ("size = \"3M\"\n", ["line 1", "size", "2 MiB"]),
+        ("\n\nsise = \"8G\"\n", ["line 3", "sise", "wrong.toml"]),
+        ("size = \"8G\"\n[quota]\ndefault = true\n", ["line 3", "default", "wrong.toml"]),
+        ("size = \"8G\"\ncpu = 0\n", ["line 2", "cpu", "percent"]),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        fails(pool(&["serve", "--config", file.to_str().unwrap()]), 2, &words);
+    }
+    fails(pool(&["serve", "--config", "/no/such/file"]), 2, &["/no/such/file"]);
+    let place = directory().join("nothing");
+    fails(pool(&["serve", "--directory", place.to_str().unwrap(), "--config", "/dev/null"]), 2, &["size"]);
+    assert!(!place.exists());
+}
+
+#[test]
+fn without_a_server_or_rights_one_is_told_what_to_do() {
+    let nowhere = directory().join("nowhere");
+    for arguments in [&["status"][..], &["take", "--size", "2M"], &["exec", "--size", "2M", "--", "true", "{path}"]] {
+        let mut command = pool(arguments);
+        command.env("PAGECREW_POOL_SOCKET", &nowhere);
+        fails(command, 1, &["nowhere", "pagecrew pool serve"]);
+    }
+    let Some(served) = Served::start("rights", &["--size", "2M"]) else { return };
+    // One directory, one server.
+    let place = served.directory.to_str().unwrap();
+    let pid = served.process.id().to_string();
+    fails(pool(&["serve", "--size", "2M", "--directory", place]), 1, &["already served", &pid]);
+    // Another user, where he can run this at all.
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_pagecrew"));
+    let open = |path: &Path| std::fs::metadata(path).is_ok_and(|facts| facts.mode() & 0o005 == 0o005);
+    if program.ancestors().all(open) && directory().ancestors().all(open) {
+        let mut command = served.client(&["take", "--size", "2M"]);
+        command.uid(NOBODY).gid(NOBODY);
+        fails(command, 3, &["socket", "may"]);
+        let mut command = pool(&["serve", "--size", "2M", "--directory", "/run/pagecrew-of-nobody/pool"]);
+        command.uid(NOBODY).gid(NOBODY);
+        fails(command, 3, &["root"]);
+    }
+    // What starts the filler is the server alone.
+    let mut command = pagecrew(&["pool-fill"]);
+    command.stdin(Stdio::null());
+    fails(command, 1, &["standard input"]);
+    assert!(!out(&pagecrew(&["--help"]).output().unwrap()).contains("pool-fill"));
+}
