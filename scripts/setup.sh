@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up what `make demo`, `make bench` and `make test` use besides Rust, gcc and python3: Debian packages and a private
-# Python environment in .venv. May be run any number of times; what is there already costs nothing.
+# Sets up what `make demo`, `make bench` and `make test` use besides Rust, gcc and python3: Debian packages, a private Python
+# environment in .venv and a guest's kernel in .cache. May be run any number of times; what is there already costs nothing.
 #
 # As root it installs what is missing. Without root it says what is missing and goes on: what needs it is then left out.
 set -euo pipefail
@@ -29,9 +29,11 @@ packages=(
     xz-utils
     zstd
 )
-# For the test with a 32-bit program. Not gcc-multilib: it conflicts with every cross compiler.
 if [ "$(uname -m)" = x86_64 ]; then
+    # For the test with a 32-bit program. Not gcc-multilib: it conflicts with every cross compiler.
     packages+=(libc6-dev-i386 "lib32gcc-12-dev lib32gcc-13-dev lib32gcc-14-dev")
+    # What takes memory from a pool.
+    packages+=(qemu-system-x86)
 fi
 
 # Versions that have wheels for Python 3.11 to 3.13.
@@ -128,8 +130,41 @@ python_environment() {
     printf '%s\n' "$wanted" >.venv/requirements
 }
 
+# Downloads the package with the kernel that one of these stands for, the smallest first, into the directory.
+download_kernel() {
+    local directory=$1 name package
+    for name in linux-image-cloud-amd64 linux-image-amd64; do
+        package=$(apt-cache depends "$name" 2>/dev/null | awk '/Depends: linux-image-/ { print $2; exit }')
+        if [ -z "$package" ]; then continue; fi
+        if (cd "$directory" && apt-get download --quiet --option APT::Sandbox::User=root "$package" >&2); then return; fi
+    done
+    return 1
+}
+
+# The kernel that a guest starts in the tests, taken out of its package: nothing is installed, /boot stays as it is.
+guest_kernel() {
+    local directory=.cache/guest
+    if [ -e "$directory/vmlinuz" ] || [ "$(uname -m)" != x86_64 ]; then return; fi
+    say "getting $directory/vmlinuz"
+    rm -rf "$directory"
+    mkdir -p "$directory"
+    if ! download_kernel "$directory"; then
+        # What the lists of a machine that was set up long ago name may be gone.
+        if [ "$(id -u)" -eq 0 ]; then apt-get update --quiet >&2 || true; fi
+        download_kernel "$directory" || true
+    fi
+    if dpkg-deb --fsys-tarfile "$directory"/*.deb 2>/dev/null |
+        tar --extract --to-stdout --wildcards './boot/vmlinuz-*' >"$directory/unfinished" 2>/dev/null; then
+        mv "$directory/unfinished" "$directory/vmlinuz"
+    else
+        say "no guest kernel can be had from Debian's packages; the test that starts one is left out"
+    fi
+    rm -f "$directory"/*.deb "$directory/unfinished"
+}
+
 if command -v apt-get >/dev/null && command -v dpkg-query >/dev/null; then
     debian_packages
+    guest_kernel
 else
     say "no apt-get here; install by hand what these packages hold: ${packages[*]%% *}"
 fi

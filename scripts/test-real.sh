@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Programs under the real preload library: small ones of our own (tests/preload) that check what every user of malloc relies on, and
-# real ones (tests/real) with their own checks, each compared with itself without Pagecrew.
+# real ones (tests/real) with their own checks, each compared with itself without Pagecrew. And those that trim or use a pool (tests/pool)
+# beside them.
 #
 # Usage: test-real.sh [--long | --long-only] [--list] [NAME ...]
 #   NAME         runs only the test of that name, or those whose names begin with NAME/
@@ -143,7 +144,7 @@ chmod 1777 "$scratch"
 mkdir "$scratch/bin"
 cp "$target/release/pagecrew" "$target/release/libpagecrew_preload.so" "$scratch/bin/"
 mkdir -p "$target/tests"
-for source in tests/preload/*.c; do
+for source in tests/preload/*.c tests/pool/*.c; do
     name=$(basename "$source" .c)
     built=$target/tests/$name
     kind=()

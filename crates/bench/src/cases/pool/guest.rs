@@ -15,9 +15,23 @@ use std::time::Duration;
 
 pub const PROGRAM: &str = "qemu-system-x86_64";
 
-/// By itself QEMU reserves 1 GiB for translated code. On real hosts it has none; here, mem-lock would pin all of it,
-/// and it would be that which is timed.
-const TRANSLATOR: &str = "tcg,tb-size=32";
+/// How much room QEMU has for translated code, all of which mem-lock pins.
+#[derive(Clone, Copy)]
+pub enum Translator {
+    /// As much as it takes by itself: 1 GiB.
+    Usual,
+    /// 32 MiB. Where the CPU runs the guest, there is none.
+    Small,
+}
+
+impl Translator {
+    fn option(self) -> &'static str {
+        match self {
+            Translator::Usual => "tcg",
+            Translator::Small => "tcg,tb-size=32",
+        }
+    }
+}
 
 /// Memory that the host has to find first takes long; a machine that takes longer than this hangs.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -42,6 +56,7 @@ pub enum Memory<'m> {
 pub struct Guest<'m> {
     pub size: usize,
     pub locked: bool,
+    pub translator: Translator,
     pub memory: Memory<'m>,
 }
 
@@ -95,7 +110,7 @@ impl Guest<'_> {
             }
             _ => Command::new(PROGRAM),
         };
-        command.args(["-accel", TRANSLATOR, "-S", "-machine", "memory-backend=m"]);
+        command.args(["-accel", self.translator.option(), "-S", "-machine", "memory-backend=m"]);
         command.args(["-nodefaults", "-nographic", "-no-user-config"]);
         command.args(["-m", &format!("{}M", self.size >> 20), "-object", &self.backend()]);
         command.args(["-chardev", &format!("socket,id=q,fd={descriptor}"), "-mon", "chardev=q,mode=control"]);
@@ -137,12 +152,13 @@ mod tests {
 
     #[test]
     fn what_qemu_is_told() {
-        let guest = Guest { size: SIZE, locked: true, memory: Memory::Own { threads: 3 } };
+        let guest =
+            Guest { size: SIZE, locked: true, translator: Translator::Small, memory: Memory::Own { threads: 3 } };
         let told = arguments(&guest);
         assert!(told.contains("-m 64M -object memory-backend-ram,id=m,size=67108864,prealloc=on,prealloc-threads=3"));
-        assert!(told.contains("fd=7") && told.ends_with("-overcommit mem-lock=on"));
+        assert!(told.contains("tb-size=32") && told.contains("fd=7") && told.ends_with("-overcommit mem-lock=on"));
         let memory = Memory::Hugetlbfs { mount: Path::new("/huge"), threads: 2 };
-        let told = arguments(&Guest { size: SIZE, locked: false, memory });
+        let told = arguments(&Guest { size: SIZE, locked: false, translator: Translator::Usual, memory });
         assert!(told.contains("mem-path=/huge,share=on,prealloc=on,prealloc-threads=2") && !told.contains("mem-lock"));
     }
 
@@ -151,7 +167,8 @@ mod tests {
         if !on_path(PROGRAM) {
             return;
         }
-        let guest = Guest { size: SIZE, locked: false, memory: Memory::Own { threads: 2 } };
+        let guest =
+            Guest { size: SIZE, locked: false, translator: Translator::Usual, memory: Memory::Own { threads: 2 } };
         assert!(guest.seconds_to_monitor().unwrap() > 0.0);
         let memory = Memory::Hugetlbfs { mount: Path::new("/nonexistent/huge"), threads: 2 };
         let error = Guest { memory, ..guest }.seconds_to_monitor().unwrap_err();

@@ -1,6 +1,6 @@
 //! Virtual machines on hugetlbfs: QEMU's own files beside those of a pool.
 
-use super::guest::{Guest, Memory};
+use super::guest::{Guest, Memory, Translator};
 use super::server::{Server, Started};
 use super::{ALL_THREADS, BENCH, FAST, GIB, OURS};
 use crate::cases::Setting;
@@ -91,7 +91,7 @@ fn compare(size: usize, setting: &Setting, report: &mut Report) -> Result<Result
 fn measure(size: usize, server: &Server, mount: &Path, setting: &Setting, report: &mut Report) -> Result<()> {
     let threads = machine::cpus()?.len();
     let case = format!("{} guest, hugetlbfs", Bytes(size as u64));
-    let start = |memory| Guest { size, locked: false, memory }.seconds_to_monitor();
+    let start = |memory| Guest { size, locked: false, translator: Translator::Usual, memory }.seconds_to_monitor();
     empty(server, size)?;
     // Whoever has the pages first must not pay for that.
     start(Memory::Hugetlbfs { mount, threads })?;

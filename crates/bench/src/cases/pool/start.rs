@@ -1,6 +1,6 @@
 //! How long a virtual machine takes until its monitor answers, with memory from a pool and with QEMU's own.
 
-use super::guest::{Guest, Memory};
+use super::guest::{Guest, Memory, Translator};
 use super::server::Server;
 use super::{ALL_THREADS, BENCH, FAST, GIB, ONE_THREAD, OURS, main_size};
 use crate::cases::Setting;
@@ -25,11 +25,33 @@ const JUDGED: usize = 8 * GIB;
 struct Kind {
     name: &'static str,
     locked: bool,
-    bar: f64,
+    translator: Translator,
+    bar: Bar,
+    /// Measured in every size, or in the judged one alone.
+    every_size: bool,
 }
 
-const KINDS: [Kind; 2] =
-    [Kind { name: "prealloc", locked: false, bar: 6.0 }, Kind { name: "prealloc, mem-lock", locked: true, bar: 2.5 }];
+const KINDS: [Kind; 3] = [
+    Kind { name: "prealloc", locked: false, translator: Translator::Usual, bar: Bar::Ratio(6.0), every_size: true },
+    Kind {
+        name: "prealloc, mem-lock",
+        locked: true,
+        translator: Translator::Usual,
+        bar: Bar::Ratio(2.5),
+        every_size: true,
+    },
+    // What is left of it where the CPU runs the guest.
+    Kind {
+        name: "prealloc, mem-lock, little translated code",
+        locked: true,
+        translator: Translator::Small,
+        bar: Bar::None,
+        every_size: false,
+    },
+];
+
+/// What QEMU pins beside the guest's memory, code that it has translated most of all.
+const BESIDE: usize = 3 << 29;
 
 /// What everybody measured for each size.
 type Sizes = Vec<(usize, Vec<Rounds>)>;
@@ -39,15 +61,15 @@ pub fn run(sizes: &[usize], setting: &Setting, report: &mut Report) -> Result<()
     for kind in &KINDS {
         let contestants = EVERYBODY.map(Contestant::plain);
         let mut measured = Sizes::new();
-        for &size in sizes {
+        for &size in sizes.iter().filter(|&&size| kind.every_size || size == main_size(sizes)) {
             let case = format!("{} guest, {}", Bytes(size as u64), kind.name);
             let server = Server::start(size, &FAST)?.serving()?;
             let results = alternate(report, &case, setting.repetitions(), &contestants, |contestant| {
-                one(&server, &contestant.name, size, kind.locked, threads)
+                one(&server, &contestant.name, size, kind, threads)
             })?;
             let comparison = |peer: &Contestant| {
                 let judged = size == JUDGED && peer.name == ALL_THREADS;
-                Comparison::new(BENCH, &*case, "s").bar(if judged { Bar::Ratio(kind.bar) } else { Bar::None })
+                Comparison::new(BENCH, &*case, "s").bar(if judged { kind.bar } else { Bar::None })
             };
             server.stop()?;
             against_the_first(comparison, &contestants, &results, 0).try_for_each(|row| report.row(row))?;
@@ -60,7 +82,7 @@ pub fn run(sizes: &[usize], setting: &Setting, report: &mut Report) -> Result<()
 }
 
 /// The seconds that one start takes.
-fn one(server: &Server, contestant: &str, size: usize, locked: bool, threads: usize) -> Result<Vec<f64>> {
+fn one(server: &Server, contestant: &str, size: usize, kind: &Kind, threads: usize) -> Result<Vec<f64>> {
     let memory = match contestant {
         OURS => Memory::Pool(server),
         ALL_THREADS => Memory::Own { threads },
@@ -72,9 +94,9 @@ fn one(server: &Server, contestant: &str, size: usize, locked: bool, threads: us
     } else {
         server.empty()?;
     }
-    // QEMU needs memory beside the guest's, too.
-    machine::warm_for_a_run(size)?;
-    Ok(vec![Guest { size, locked, memory }.seconds_to_monitor()?])
+    machine::warm_for_a_run(size + if kind.locked { BESIDE } else { 0 })?;
+    let Kind { locked, translator, .. } = *kind;
+    Ok(vec![Guest { size, locked, translator, memory }.seconds_to_monitor()?])
 }
 
 /// How much longer the largest machine takes than the smallest.
@@ -114,7 +136,7 @@ fn empty(size: usize, setting: &Setting, threads: usize, report: &mut Report) ->
         server.empty()?;
         machine::warm_for_a_run(size)?;
         let memory = if contestant.name == OURS { Memory::Pool(&server) } else { Memory::Own { threads } };
-        Ok(vec![Guest { size, locked: false, memory }.seconds_to_monitor()?])
+        Ok(vec![Guest { size, locked: false, translator: Translator::Usual, memory }.seconds_to_monitor()?])
     })?;
     server.stop()?;
     let comparison = |_: &Contestant| Comparison::new(BENCH, &*case, "s").bar(Bar::Ratio(1.0));
