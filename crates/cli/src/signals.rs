@@ -73,6 +73,17 @@ impl SignalSet {
         unsafe { libc::sigprocmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
     }
 
+    /// Whether one of the set's signals, all of which are blocked, waits to be taken.
+    pub fn pending(&self) -> bool {
+        let mut pending = SignalSet::of(&[]);
+        // SAFETY: both sets are valid for the calls.
+        unsafe {
+            libc::sigpending(&mut pending.0);
+            (1..=libc::SIGRTMAX())
+                .any(|signal| libc::sigismember(&pending.0, signal) == 1 && libc::sigismember(&self.0, signal) == 1)
+        }
+    }
+
     /// Takes one of the set's signals, all of which are blocked, if there is one before `timeout` has passed. Returns its number.
     pub fn wait_for(&self, timeout: Duration) -> Option<i32> {
         let time = libc::timespec {

@@ -66,7 +66,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let file = inspect::find(name).map_err(|why| Failure::Usage(format!("{}: {why}", name.to_string_lossy())))?;
 
     let client = arguments.place.connect()?;
-    let taken = client.take(&Request { size, node: arguments.node, until: Until::Closed }).map_err(failure)?;
+    let request = Request { size, node: arguments.node, until: Until::Closed };
+    let taken = client.take_unfinished(&request).map_err(failure)?;
     let memory = Memory {
         path: &taken.path,
         size: taken.size,
@@ -86,7 +87,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     };
     // This process has the file open meanwhile, so that it counts as used even where another server takes the place of
     // this one.
-    let ended = supervise::attend(&program, prepare, |_| {})?;
+    let ended = supervise::attend(&program, prepare, |wanted| complete(&taken, wanted), |_| {})?;
     let Taken { file, path, .. } = taken;
     drop(file);
     if client.release(&path).is_err() {
@@ -94,6 +95,14 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         let _ = arguments.place.connect().map(|client| client.release(&path));
     }
     Ok(supervise::end_like(ended.ending))
+}
+
+/// Zeroes what was not ready, while the command starts. What can't be had now the command finds out when it touches it, as it would
+/// without a pool.
+fn complete(taken: &Taken, wanted: &dyn Fn() -> bool) {
+    if let Err(error) = taken.complete(wanted) {
+        note(&error.to_string());
+    }
 }
 
 fn keep_open_across_exec(descriptor: RawFd) {

@@ -66,7 +66,7 @@ pub fn run(program: &Program, mut environment: Environment) -> Result<Outcome, F
         environment
     };
     let mut snapshot = None;
-    let ended = attend(program, prepare, |child| snapshot = take_counters(child))?;
+    let ended = attend(program, prepare, |_| {}, |child| snapshot = take_counters(child))?;
     Ok(Outcome {
         pid: ended.pid,
         ending: ended.ending,
@@ -90,10 +90,12 @@ pub struct Ended {
 }
 
 /// Runs `program` in the environment that `prepare` makes, in the child, and waits for its end; then calls `at_end`
-/// with its number, which can't be another's yet.
+/// with its number, which can't be another's yet. Once it runs, does something `meanwhile`, which gets to ask whether
+/// there is still time for it: not when the program has ended, or a signal waits to be passed on.
 pub fn attend(
     program: &Program,
     prepare: impl FnOnce() -> Environment,
+    meanwhile: impl FnOnce(&dyn Fn() -> bool),
     at_end: impl FnOnce(u32),
 ) -> Result<Ended, Failure> {
     let failed = |what: &'static str| move |error: io::Error| Failure::Failed(format!("{what}: {error}"));
@@ -122,6 +124,7 @@ pub fn attend(
         before.restore();
         return Err(program.failure(&io::Error::from_raw_os_error(i32::from_ne_bytes(error))));
     }
+    meanwhile(&|| !signals.pending() && !has_ended(child).unwrap_or(true));
     wait_for_end(child, &signals).map_err(failed("wait"))?;
     let wall = begin.elapsed();
     // Now the child is a zombie: its number can't be another's yet, and its start time can still be read.

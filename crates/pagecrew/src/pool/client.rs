@@ -22,7 +22,7 @@ pub struct Request {
     pub until: Until,
 }
 
-/// Memory of a pool, all of it backed and zero, in a file that nobody had before.
+/// Memory of a pool, all of it zero, in a file that nobody had before.
 #[derive(Debug)]
 pub struct Taken {
     /// The file, open for reading and writing.
@@ -31,12 +31,23 @@ pub struct Taken {
     pub path: PathBuf,
     /// Its size in bytes.
     pub size: usize,
-    /// Bytes of it that were ready; the others were zeroed on the spot.
+    /// Bytes from its beginning that were ready; the others were not backed yet.
     pub ready: usize,
     /// The NUMA node that it is of.
     pub node: usize,
     /// What it is made of.
     pub backing: Backing,
+}
+
+impl Taken {
+    /// Zeroes what was not ready: this thread does, with helpers of this process, as long as it is `wanted`, which is asked now and then.
+    /// Others may use the memory meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::NotFilled`] where there was less than the server thought. What is backed stays so.
+    pub fn complete(&self, wanted: impl FnMut() -> bool) -> Result<(), Error> {
+        completion::complete(&self.file, self.ready, self.size, wanted)
+    }
 }
 
 /// A connection to a pool. What was taken [`Until::Closed`] goes back when it is dropped.
@@ -61,27 +72,28 @@ impl Client {
         Ok(Client { socket, path: path.to_owned(), room: RefCell::new(vec![0; ANSWER_MOST]) })
     }
 
-    /// Takes memory. What of it is not ready is zeroed here and now, by this thread and helpers of this process.
+    /// Takes memory, all of it backed: what is not ready is zeroed here and now.
     ///
     /// # Errors
     /// [`Error::Refused`] where it can't be had, [`Error::NotFilled`] where there was less than the server thought; nothing is taken then.
     pub fn take(&self, request: &Request) -> Result<Taken, Error> {
+        let taken = self.take_unfinished(request)?;
+        taken.complete(|| true).inspect_err(|_| drop(self.release(&taken.path)))?;
+        Ok(taken)
+    }
+
+    /// Takes memory of which what is not ready reads as zero, and is backed when it is touched, or by [`Taken::complete`].
+    ///
+    /// # Errors
+    /// [`Error::Refused`] where it can't be had.
+    pub fn take_unfinished(&self, request: &Request) -> Result<Taken, Error> {
         let Request { size, node, until } = *request;
         if size == 0 || !size.is_multiple_of(HUGE_PAGE_SIZE) {
             return Err(Error::Size(size));
         }
         match self.ask(&protocol::Request::Take { size, node, until })? {
             (Answer::Taken { size, ready, node, backing, path }, Some(descriptor)) => {
-                let taken = Taken { file: descriptor.into(), path: path.into(), size, ready, node, backing };
-                match completion::complete(&taken.file, ready, size) {
-                    Ok(()) => Ok(taken),
-                    Err(error) => {
-                        let path = taken.path.clone();
-                        drop(taken);
-                        let _ = self.release(&path);
-                        Err(error)
-                    }
-                }
+                Ok(Taken { file: descriptor.into(), path: path.into(), size, ready, node, backing })
             }
             (answer, _) => Err(unexpected(&answer)),
         }
