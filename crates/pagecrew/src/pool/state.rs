@@ -231,3 +231,115 @@ impl State {
 /// Why a request is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Refusal(pub Code, pub String);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::HUGE_PAGE_SIZE;
+    use proptest::prelude::*;
+
+    fn state(nodes: usize, pages: usize) -> State {
+        State::new(Settings {
+            sizes: (0..nodes).map(|node| (node, pages * HUGE_PAGE_SIZE)).collect(),
+            files: BTreeMap::new(),
+            cpu: 1.0,
+            floor: 0,
+            unused: Duration::ZERO,
+            quotas: Quotas::default(),
+        })
+    }
+
+    fn file() -> Arc<File> {
+        Arc::new(File::open("/dev/null").unwrap())
+    }
+
+    #[test]
+    fn a_request_goes_to_the_node_that_has_it_ready() {
+        let mut state = state(3, 64);
+        let put = |state: &mut State, node: usize, id, size: usize, filled: usize| {
+            let ready = Ready { id, file: file(), size: size * HUGE_PAGE_SIZE, filled: filled * HUGE_PAGE_SIZE };
+            state.nodes.get_mut(&node).unwrap().waiting.push(ready);
+        };
+        assert_eq!(state.best_node(HUGE_PAGE_SIZE), Some(0));
+        put(&mut state, 1, 1, 8, 4);
+        put(&mut state, 2, 2, 8, 8);
+        assert_eq!(state.best_node(8 * HUGE_PAGE_SIZE), Some(2));
+        // Of those that have all of it, the one that has most besides.
+        put(&mut state, 1, 3, 32, 32);
+        assert_eq!(state.best_node(4 * HUGE_PAGE_SIZE), Some(1));
+    }
+
+    #[derive(Debug, Clone)]
+    enum Event {
+        Put { node: usize, pages: usize, filled: usize },
+        Take { node: usize, user: u32, pages: usize },
+        Forget { which: usize },
+        GiveUp { pages: usize, last: usize },
+    }
+
+    fn any_event() -> impl Strategy<Value = Event> {
+        prop_oneof![
+            (0..2usize, 1..20usize, 0..20usize).prop_map(|(node, pages, filled)| Event::Put {
+                node,
+                pages,
+                filled: filled.min(pages)
+            }),
+            (0..2usize, 0..3u32, 1..20usize).prop_map(|(node, user, pages)| Event::Take { node, user, pages }),
+            any::<usize>().prop_map(|which| Event::Forget { which }),
+            (0..40usize, 0..2usize).prop_map(|(pages, last)| Event::GiveUp { pages, last }),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Whatever happens: no file is in two places, each user has on his account what he has taken, and as much is given up as was asked
+        /// for.
+        #[test]
+        fn every_byte_is_on_one_account(events in prop::collection::vec(any_event(), 1..60)) {
+            let mut state = state(2, 64);
+            let mut next = 0;
+            for event in events {
+                match event {
+                    Event::Put { node, pages, filled } => {
+                        next += 1;
+                        let (size, filled) = (pages * HUGE_PAGE_SIZE, filled * HUGE_PAGE_SIZE);
+                        state.nodes.get_mut(&node).unwrap().waiting.push(Ready { id: next, file: file(), size, filled });
+                    }
+                    Event::Take { node, user, pages } => {
+                        let size = pages * HUGE_PAGE_SIZE;
+                        state.note_demand(node, size);
+                        let chosen = stock::choose(&state.nodes[&node].stock(), size);
+                        let Some(ready) = chosen.and_then(|id| state.nodes.get_mut(&node)?.remove(id)) else { continue };
+                        state.accounts.charge(user, size, None).unwrap();
+                        let (file, life) = (ready.file, Life::Path(None));
+                        let taken = Taken { file, size, user, node, life, offences: 0, completing: false };
+                        prop_assert!(state.taken.insert(ready.id, taken).is_none());
+                    }
+                    Event::Forget { which } => {
+                        let id = state.taken.keys().nth(which % state.taken.len().max(1)).copied();
+                        prop_assert_eq!(id.and_then(|id| state.forget(id)).is_some(), id.is_some());
+                    }
+                    Event::GiveUp { pages, last } => {
+                        let (ready, bytes) = (state.ready(), pages * HUGE_PAGE_SIZE);
+                        let given_up = state.give_up(bytes, Some(last));
+                        let given: usize = given_up.iter().map(|given| given.ready.filled - given.keep).sum();
+                        prop_assert!(given >= bytes.min(ready) && given <= ready);
+                        prop_assert!(given_up.iter().rev().skip(1).all(|given| given.keep == 0));
+                        for GivenUp { node, keep, mut ready } in given_up {
+                            if keep > 0 {
+                                (ready.size, ready.filled) = (keep, keep);
+                                state.nodes.get_mut(&node).unwrap().waiting.push(ready);
+                            }
+                        }
+                        prop_assert_eq!(state.ready(), ready - given);
+                    }
+                }
+                let charged: usize = state.accounts.users().map(|(_, bytes, _)| bytes).sum();
+                prop_assert_eq!(charged, state.taken_bytes());
+                let waiting: Vec<u64> = state.nodes.values().flat_map(Node::stock).map(|file| file.id).collect();
+                prop_assert!(waiting.iter().all(|id| !state.taken.contains_key(id)));
+            }
+        }
+    }
+}

@@ -1,0 +1,329 @@
+"""Kills a pool's server, filler, clients and virtual machines at random moments: nobody else is hurt, and nothing is left.
+
+Usage: kills.py PAGECREW HEAP DIRECTORY ROUNDS SEED [OPTION OF SERVE ...]
+
+HEAP (tests/pool/heap.c) stands for a virtual machine: all of its memory is zero when it comes, and its own until it ends. QEMU takes
+part where it is installed. Only descendants of this process are killed.
+"""
+
+import ctypes
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+MIB = 1 << 20
+UNUSED = 3
+PR_SET_CHILD_SUBREAPER = 36
+# Of what the machine has available: other processes use memory as well.
+TOLERANCE = 128 * MIB
+
+
+class Failure(Exception):
+    pass
+
+
+def children_of(pid):
+    found = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += map(int, file.read().split())
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return found
+
+
+def descendants_of(pid):
+    found = []
+    for child in children_of(pid):
+        found += [child, *descendants_of(child)]
+    return found
+
+
+def name_of(pid):
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def names_of_descendants():
+    return [name_of(pid) for pid in descendants_of(os.getpid())]
+
+
+def kill(pid):
+    """A descendant, and nobody who has its number since. Whether it was still there."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if pid not in descendants_of(os.getpid()):
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        return True
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)
+
+
+def wait_until(condition, seconds, what):
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise Failure(f"not so after {seconds} s: {what() if callable(what) else what}")
+        time.sleep(0.01)
+
+
+def memory():
+    """Bytes that are available, those of files in memory, and those of free huge pages."""
+    with open("/proc/meminfo") as file:
+        fields = dict(line.split(":") for line in file)
+    names = ("MemAvailable", "Shmem", "HugePages_Free")
+    available, files, huge = (int(fields.get(name, "0").split()[0]) for name in names)
+    return available << 10, files << 10, huge << 21
+
+
+class Consumer:
+    """A process that has memory of the pool, or asks for it, and what it has said."""
+
+    def __init__(self, kind, command):
+        self.kind = kind
+        self.output = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.output, stderr=subprocess.STDOUT)
+        # Something was killed that it depends on, so it may fail. It must not find wrong bytes all the same.
+        self.disturbed = False
+        # The client was killed: what it had taken may go before the machine has opened it.
+        self.orphaned = False
+
+    def said(self):
+        self.output.seek(0)
+        return self.output.read().decode(errors="replace")
+
+
+class Trial:
+    def __init__(self, pagecrew, heap, directory, seed, options):
+        self.pagecrew, self.heap, self.directory, self.options = pagecrew, heap, directory, options
+        self.random = random.Random(seed)
+        self.socket = os.path.join(directory, "socket")
+        self.log = tempfile.TemporaryFile()
+        self.qemu = shutil.which("qemu-system-x86_64")
+        self.server = None
+        self.consumers = []
+        self.killed = {"server": 0, "filler": 0, "client": 0, "machine": 0}
+        self.ended = 0
+        self.slowest_start = 0.0
+
+    def pool(self, *arguments):
+        return [self.pagecrew, "pool", arguments[0], "--socket", self.socket, *arguments[1:]]
+
+    def status(self):
+        answer = subprocess.run(self.pool("status", "--json"), capture_output=True, timeout=30)
+        return json.loads(answer.stdout) if answer.returncode == 0 else None
+
+    def start(self):
+        command = [self.pagecrew, "pool", "serve", "--directory", self.directory, "--unused", f"{UNUSED}s", *self.options]
+        self.server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+
+    def serve(self):
+        """Returns when there is a server that answers."""
+
+        def answers():
+            if self.server.poll() is not None:
+                raise Failure(f"the server has ended by itself with status {self.server.returncode}")
+            return self.status() is not None
+
+        begin = time.monotonic()
+        if self.server is None:
+            self.start()
+        wait_until(answers, 15, "the server answers")
+        self.slowest_start = max(self.slowest_start, time.monotonic() - begin)
+
+    def reap(self):
+        """Looks at whoever has ended. Processes that have lost their parents are children of this one."""
+        known = {consumer.process.pid for consumer in self.consumers} | ({self.server.pid} if self.server else set())
+        for pid in set(children_of(os.getpid())) - known:
+            os.waitpid(pid, os.WNOHANG)
+        for consumer in list(self.consumers):
+            status = consumer.process.poll()
+            if status is None:
+                continue
+            self.consumers.remove(consumer)
+            self.ended += not consumer.disturbed
+            said = consumer.said()
+            if ".c:" in said and not (consumer.orphaned and "file >= 0 failed" in said):
+                raise Failure(f"{consumer.kind}: {said}")
+            # 124: QEMU was ended by `timeout`, as planned.
+            if not consumer.disturbed and status != (124 if consumer.kind == "qemu" else 0):
+                raise Failure(f"{consumer.kind}: status {status}, and nothing of it was killed: {said}")
+
+    def consume(self):
+        size = self.random.choice([2, 4, 8, 8, 16, 16, 32, 64, 160]) * MIB
+        kind = self.random.choice(["machine", "machine", "machine", "process", "abandoned", "qemu"])
+        life = self.random.randrange(50, 1500)
+        heap = [str(life), str(self.random.randrange(1 << 30))]
+        if kind == "process":
+            taken = subprocess.run(self.pool("take", "--size", str(size)), capture_output=True, text=True, timeout=30)
+            if taken.returncode != 0:
+                raise Failure(f"take: {taken.stderr}")
+            command = [self.heap, taken.stdout.strip(), *heap]
+        elif kind == "abandoned":
+            command = self.pool("take", "--size", str(size))
+        elif kind == "qemu" and self.qemu:
+            machine = ["-accel", "tcg", "-nodefaults", "-nographic", "-S", "-m", str(size // MIB), "-machine", "memory-backend=m"]
+            backend = f"memory-backend-file,id=m,size={size},mem-path={{path}},prealloc=on"
+            command = self.pool("exec", "--size", str(size), "--", "timeout", str(life / 1000), self.qemu, *machine, "-object", backend)
+        else:
+            kind = "machine"
+            command = self.pool("exec", "--size", str(size), "--", self.heap, "{path}", *heap)
+        self.consumers.append(Consumer(kind, command))
+
+    def kill_server(self):
+        for consumer in self.consumers:
+            # One that has said something has its memory and keeps it. One that was given a path can open it whatever happens.
+            if consumer.kind != "process" and not consumer.said():
+                consumer.disturbed = True
+        self.killed["server"] += kill(self.server.pid)
+        self.server.wait()
+        self.server = None
+
+    def kill_filler(self):
+        fillers = children_of(self.server.pid)
+        if fillers:
+            self.killed["filler"] += kill(self.random.choice(fillers))
+
+    def kill_client(self):
+        if self.consumers:
+            consumer = self.random.choice(self.consumers)
+            consumer.disturbed = consumer.orphaned = True
+            self.killed["client"] += kill(consumer.process.pid)
+
+    def kill_machine(self):
+        machines = []
+        for consumer in self.consumers:
+            family = [consumer.process.pid, *descendants_of(consumer.process.pid)]
+            machines += [(consumer, pid) for pid in family if name_of(pid) in ("heap", "qemu-system-x86")]
+        if machines:
+            consumer, pid = self.random.choice(machines)
+            consumer.disturbed = True
+            self.killed["machine"] += kill(pid)
+
+    def round(self):
+        self.serve()
+        for _ in range(self.random.randrange(1, 4)):
+            if len(self.consumers) < 5:
+                self.consume()
+        time.sleep(self.random.choice([0, 0.002, 0.01, 0.03, 0.1]) * self.random.random())
+        victims = [self.kill_filler, self.kill_client, self.kill_machine, self.kill_server]
+        for victim in self.random.sample(victims, self.random.randrange(1, 3)):
+            if self.server:
+                victim()
+        if self.server is None and self.random.random() < 0.5:
+            # And while it starts.
+            self.start()
+            time.sleep(0.05 * self.random.random())
+            self.kill_server()
+        self.reap()
+
+    def files(self):
+        found = []
+        for directory, _, names in os.walk(self.directory):
+            found += [os.path.join(directory, name) for name in names]
+        return found
+
+    def mounts(self):
+        with open("/proc/self/mountinfo") as file:
+            return [line.split()[4] for line in file if line.split()[4].startswith(self.directory)]
+
+    def used(self):
+        """Bytes of all files, also of those without a name."""
+        facts = os.statvfs(os.path.join(self.directory, "mem"))
+        return (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+
+    def all_ended(self):
+        self.reap()
+        return not self.consumers and set(children_of(os.getpid())) <= {self.server.pid}
+
+    def rest(self):
+        """When nobody has memory, nothing is taken, by what the server says and by what is there, whatever was killed."""
+
+        def nothing_taken():
+            # What the last client asked for before it was killed may only now be handed out.
+            status = self.status()
+            return status["taken"] == 0 and self.used() <= status["size"] and not any("/taken/" in file for file in self.files())
+
+        self.serve()
+        wait_until(self.all_ended, 30, lambda: f"all consumers have ended; there are {names_of_descendants()}")
+        wait_until(nothing_taken, UNUSED + 15, lambda: f"nothing is taken; {self.used()} bytes, {self.files()}, {self.status()}")
+        if len(self.mounts()) != 1:
+            raise Failure(f"mounts: {self.mounts()}")
+
+    def stop(self):
+        self.server.terminate()
+        status = self.server.wait(30)
+        if status != 0:
+            raise Failure(f"the server has ended with status {status}")
+        self.server = None
+
+    def tell_log(self):
+        self.log.seek(0)
+        print("".join(self.log.read().decode(errors="replace").splitlines(keepends=True)[-15:]), end="")
+
+
+def run(trial, rounds):
+    before = memory()
+    for number in range(rounds):
+        trial.round()
+        if number % 10 == 9:
+            trial.rest()
+    trial.rest()
+    trial.stop()
+    if trial.mounts():
+        raise Failure(f"still mounted: {trial.mounts()}")
+    left = [file for file in trial.files() if os.path.basename(file) != "lock"]
+    if left:
+        raise Failure(f"left: {left}")
+    wait_until(lambda: not children_of(os.getpid()), 10, lambda: f"no process is left; {names_of_descendants()}")
+
+    def given_back():
+        now = memory()
+        return now[0] >= before[0] - TOLERANCE and now[1] <= before[1] + 8 * MIB and now[2] >= before[2]
+
+    wait_until(given_back, 30, lambda: f"the memory is back: {before} before, {memory()} after (available, files, huge pages)")
+    if not trial.ended or not all(trial.killed.values()):
+        raise Failure(f"too little was tried: {trial.killed}, and {trial.ended} ended well")
+    killed = ", ".join(f"{name} {count}" for name, count in trial.killed.items())
+    print(f"killed: {killed}; slowest start {trial.slowest_start:.2f} s")
+
+
+def main():
+    pagecrew, heap, directory, rounds, seed = sys.argv[1:6]
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    trial = Trial(pagecrew, heap, os.path.realpath(directory), int(seed), sys.argv[6:])
+    try:
+        run(trial, int(rounds))
+    except Failure as failure:
+        trial.tell_log()
+        print(f"seed {seed}: {failure}")
+        sys.exit(1)
+    finally:
+        # Whatever is left is a descendant of ours.
+        while descendants_of(os.getpid()):
+            for pid in descendants_of(os.getpid()):
+                kill(pid)
+            for pid in children_of(os.getpid()):
+                os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.01)
+
+
+main()

@@ -1,0 +1,248 @@
+# shellcheck shell=bash disable=SC2154,SC2034
+# Who takes memory from a pool: QEMU with a real guest, programs with their heap in it, tenants that look for others' bytes; and what
+# is left when any of them is killed. Each test has a server and a directory of its own. Sourced by scripts/test-real.sh.
+
+kernel=$root/.cache/guest/vmlinuz
+
+# pool_directory: an empty one, of which nothing is left when the test ends. Sets `pool` and where the client commands look.
+pool_directory() {
+    if [ "$(id -u)" -ne 0 ]; then skip "takes root"; fi
+    pool=$(mktemp -d)
+    # Others than root have to reach the socket.
+    chmod 755 "$pool"
+    export PAGECREW_POOL_SOCKET=$pool/socket
+    at_exit clear_pool
+}
+
+clear_pool() {
+    local process
+    for process in $(jobs -p); do
+        kill "$process" 2>/dev/null || true
+        timeout 5 tail --pid "$process" -f /dev/null || kill -KILL "$process" || true
+    done
+    while mountpoint -q "$pool/mem"; do umount --lazy "$pool/mem"; done
+    rm -rf "$pool"
+    if [ -n "${reserved:-}" ]; then reserve_huge_pages "-$reserved"; fi
+}
+
+# serve OPTION...: a server, that answers. Sets `server`.
+serve() {
+    pool_directory
+    "$pagecrew" pool serve --directory "$pool" "$@" 2>"$work/server.log" &
+    server=$!
+    until "$pagecrew" pool status >/dev/null 2>&1; do
+        if ! kill -0 "$server" 2>/dev/null; then
+            local status=0
+            wait "$server" || status=$?
+            if [ "$status" -eq 3 ]; then skip "$(tail -n 1 "$work/server.log")"; fi
+            fail "the server ended with status $status: $(cat "$work/server.log")"
+        fi
+        sleep 0.02
+    done
+}
+
+stop_server() {
+    kill "$server"
+    wait "$server" || fail "the server ended with status $?: $(cat "$work/server.log")"
+    if mountpoint -q "$pool/mem"; then fail "the memory is still mounted"; fi
+}
+
+# pool_status EXPRESSION: of the status, which is `s`.
+pool_status() {
+    "$pagecrew" pool status --json | python3 -c "import json, sys; s = json.load(sys.stdin); print($1)"
+}
+
+# wait_for_pool CONDITION SECONDS
+wait_for_pool() {
+    local end=$((SECONDS + $2))
+    until [ "$(pool_status "$1")" = True ]; do
+        if [ "$SECONDS" -ge "$end" ]; then fail "not so after $2 s: $1; $("$pagecrew" pool status --json)"; fi
+        sleep 0.02
+    done
+}
+
+# All memory has come back: no file is left of it, and none without a name.
+nothing_taken() {
+    wait_for_pool "s['taken'] == 0" "${1:-10}"
+    [ -z "$(ls -A "$pool/mem/taken")" ] || fail "left: $(ls "$pool/mem/taken")"
+    local end=$((SECONDS + 10)) blocks size
+    size=$(pool_status "s['size']")
+    until blocks=$(stat --file-system --format '(%b - %f) * %S' "$pool/mem") && [ "$((blocks))" -le "$size" ]; do
+        if [ "$SECONDS" -ge "$end" ]; then fail "$((blocks)) bytes are in use, and $size are to be ready"; fi
+        sleep 0.02
+    done
+}
+
+# reserve_huge_pages N: as many more, or fewer, or as many as there were.
+reserve_huge_pages() {
+    local file=/proc/sys/vm/nr_hugepages before
+    before=$(cat "$file")
+    echo $((before + $1)) >"$file"
+    if [ "$(cat "$file")" -eq $((before + $1)) ]; then return; fi
+    echo "$before" >"$file"
+    return 1
+}
+
+# with_huge_pages N COMMAND...: with as many reserved, until the test ends.
+with_huge_pages() {
+    reserve_huge_pages "$1" 2>/dev/null || skip "$1 huge pages can't be reserved"
+    reserved=$1
+    at_exit "reserve_huge_pages -$reserved"
+    "${@:2}"
+}
+
+# guest OPTIONS-OF-BACKEND OPTION...: a kernel starts in the pool's memory, and ends since it finds no root. Its console is in `console`.
+guest() {
+    local backend=$1
+    shift
+    timeout 100 "$pagecrew" pool exec --size 512M -- qemu-system-x86_64 -accel tcg -m 512M -nodefaults -nographic -serial stdio -no-reboot \
+        -object "memory-backend-file,id=m,size=512M,mem-path={path}$backend" -machine memory-backend=m "$@" \
+        -kernel "$kernel" -append "console=ttyS0 panic=-1" >"$work/console" 2>"$work/errors" ||
+        fail "status $?: $(cat "$work/errors") $(tail -n 3 "$work/console")"
+    grep -q 'Linux version' "$work/console" || fail "no line of a kernel: $(cat "$work/errors" "$work/console")"
+    grep -Eq 'Memory: [0-9]+K/52[0-9]{4}K available' "$work/console" || fail "not 512 MiB: $(grep Memory: "$work/console")"
+    nothing_taken
+}
+
+pool_guest() {
+    needs qemu-system-x86_64
+    [ -e "$kernel" ] || skip "there is no guest kernel; scripts/setup.sh gets it"
+    serve --size 512M --file 512M --cpu 100
+    wait_for_pool "s['ready'] == 512 << 20" 60
+    guest ,share=on,prealloc=on
+    wait_for_pool "s['ready'] == 512 << 20" 60
+    guest ,share=on -overcommit mem-lock=on
+    # And with the memory that a pool had not got ready.
+    guest ,prealloc=on
+    [ "$(pool_status "s['counters']['bytes_ready_at_take'] >= 2 * (512 << 20)")" = True ] || fail "it was not ready: $(pool_status s)"
+    grep -o 'Linux version [^ ]*' "$work/console"
+    stop_server
+}
+
+# qemu_maps_huge FIELDS: with nothing said of how to map it, QEMU shares the memory and has all of it in huge pages.
+qemu_maps_huge() {
+    needs qemu-system-x86_64
+    wait_for_pool "s['ready'] == 256 << 20" 60
+    "$pagecrew" pool exec --size 256M -- qemu-system-x86_64 -accel tcg -m 256M -nodefaults -nographic -S -pidfile "$work/pid" \
+        -object 'memory-backend-file,id=m,size=256M,mem-path={path},prealloc=on' -machine memory-backend=m &
+    local client=$! end=$((SECONDS + 30)) mapped=
+    # It writes its number before it has all of its memory.
+    until [ "$mapped" = "rw-s $((256 << 10))" ]; do
+        if [ "$SECONDS" -ge "$end" ]; then fail "rights and KiB in huge pages: $mapped"; fi
+        sleep 0.02
+        if [ ! -s "$work/pid" ]; then continue; fi
+        mapped=$(awk -v path="$pool/mem/taken/" -v fields="^($1):$" '
+            /^[0-9a-f]+-[0-9a-f]+ / { here = index($0, path); if (here) rights = $2 }
+            here && $1 ~ fields { sum += $2 }
+            END { print rights, sum }' "/proc/$(cat "$work/pid")/smaps")
+    done
+    kill "$(cat "$work/pid")"
+    wait "$client" || true
+    nothing_taken
+    stop_server
+    echo "$mapped KiB in huge pages"
+}
+
+pool_qemu_huge() {
+    serve --backing "$1" --size 256M --file 256M --cpu 100
+    if [ "$1" = tmpfs ]; then qemu_maps_huge ShmemPmdMapped; else qemu_maps_huge 'Shared_Hugetlb|Private_Hugetlb'; fi
+}
+
+# A program whose heap is a file, until it releases it, or until nobody has it open.
+pool_heap() {
+    local path said
+    serve --backing "$1" --size 128M --file 128M --cpu 100 --unused 1s
+    wait_for_pool "s['ready'] == 128 << 20" 60
+    path=$("$pagecrew" pool take --size 128M)
+    said=$("$programs/heap" "$path" 1000 1) || fail "the heap is not its own"
+    [ "$said" = "$((128 << 20)) $((128 << 20))" ] || fail "bytes, and those in huge pages: $said"
+    [ "$(pool_status "s['taken'] == 128 << 20")" = True ] || fail "gone while it was wanted"
+    "$pagecrew" pool release "$path" || fail "status $? of release"
+    [ ! -e "$path" ] || fail "released, and there"
+    nothing_taken 0
+    # More than there can be ready.
+    path=$("$pagecrew" pool take --size 200M)
+    "$programs/heap" "$path" 2500 2 >/dev/null || fail "the heap is not its own, or went while it was open"
+    nothing_taken 10
+    [ ! -e "$path" ] || fail "unused, and there"
+    stop_server
+    echo "$said"
+}
+
+# A file that is handed out while the filler is at it, which then gets nothing: whatever it does about that, it must not do it to what is
+# somebody's by now.
+pool_filling() {
+    needs strace
+    serve --size 64M --file 64M --cpu 100
+    wait_for_pool "s['ready'] == 64 << 20" 60
+    local filler path
+    filler=$(pgrep --parent "$server")
+    strace --follow-forks --attach "$filler" --output "$work/trace" --trace madvise \
+        --inject madvise:error=ENOMEM:delay_enter=1000000:when=2+ 2>"$work/strace" &
+    local end=$((SECONDS + 10))
+    until grep -q attached "$work/strace"; do
+        if [ "$SECONDS" -ge "$end" ] || ! kill -0 $! 2>/dev/null; then skip "strace can't trace here: $(cat "$work/strace")"; fi
+        sleep 0.02
+    done
+    path=$("$pagecrew" pool take --size 64M)
+    "$pagecrew" pool release "$path"
+    # The next file, of which it fills the first half and is held up at the second.
+    wait_for_pool "s['ready'] == 32 << 20" 30
+    "$pagecrew" pool exec --size 64M -- "$programs/heap" "{path}" 4000 1 || fail "what was somebody's has changed"
+    grep -q INJECTED "$work/trace" || fail "the filler was not held up"
+    nothing_taken
+}
+
+# pool_tenants BACKING HAND-OUTS LARGEST: four at once, two of them root; then one that takes large files.
+pool_tenants() {
+    needs setpriv
+    serve --backing "$1" --size 512M --cpu 100 --unused 1s --socket-mode 666
+    local seed all=() each=$(($2 / 4)) nobody=(setpriv --reuid 65534 --regid 65534 --clear-groups)
+    for seed in 1 2; do
+        "$programs/tenant" "$pool/socket" "$each" "$3" $((seed + RANDOM)) >"$work/root.$seed" &
+        all+=($!)
+        "${nobody[@]}" "$programs/tenant" "$pool/socket" "$each" "$3" $((seed + RANDOM)) >"$work/nobody.$seed" &
+        all+=($!)
+    done
+    for each in "${all[@]}"; do wait "$each" || fail "status $? of a tenant"; done
+    "$programs/tenant" "$pool/socket" 20 512 $RANDOM >"$work/large" || fail "status $? of a tenant with much"
+    nothing_taken 30
+    awk '{ count += $1; bytes += $2; ready += $3 }
+        END { print count " hand-outs, " bytes " MiB, " ready " MiB of them ready"; exit !(ready > bytes / 20) }' \
+        "$work"/root.* "$work"/nobody.* "$work/large" || fail "next to nothing was ready, so nothing was tried"
+    stop_server
+}
+
+# pool_kills BACKING ROUNDS
+pool_kills() {
+    pool_directory
+    python3 tests/real/kills.py "$pagecrew" "$programs/heap" "$pool" "$2" "$RANDOM" --backing "$1" --size 256M --cpu 100 ||
+        fail "status $?"
+}
+
+# The example of docs/pool.md, as it stands there.
+pool_example() {
+    serve --size 64M --cpu 100
+    awk '/^```/ { inside = $0 == "```python"; next } inside' docs/pool.md >"$work/example.py"
+    [ -s "$work/example.py" ] || fail "docs/pool.md has no example"
+    sed -i "s|/run/pagecrew/pool/socket|$pool/socket|" "$work/example.py"
+    python3 "$work/example.py" || fail "status $?"
+    nothing_taken
+    stop_server
+}
+
+add pool/guest 240 pool_guest
+add pool/qemu 60 pool_qemu_huge tmpfs
+add pool/qemu/hugetlbfs 60 with_huge_pages 160 pool_qemu_huge hugetlbfs
+add pool/heap 60 pool_heap tmpfs
+add pool/heap/hugetlbfs 60 with_huge_pages 200 pool_heap hugetlbfs
+add pool/filling 60 pool_filling
+add pool/tenants 180 pool_tenants tmpfs 1000 16
+add pool/example 60 pool_example
+add pool/kills 180 pool_kills tmpfs 40
+long=yes
+add pool/tenants/long 1200 pool_tenants tmpfs 10000 64
+add pool/tenants/hugetlbfs 300 with_huge_pages 1800 pool_tenants hugetlbfs 1000 16
+add pool/kills/long 3600 pool_kills tmpfs 1000
+add pool/kills/hugetlbfs 900 with_huge_pages 1200 pool_kills hugetlbfs 200
+long=no
