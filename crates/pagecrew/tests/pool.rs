@@ -390,6 +390,24 @@ fn whoever_makes_his_file_larger_loses_it() {
 }
 
 #[test]
+fn a_file_that_nobody_handed_out_goes_when_nobody_has_it() {
+    let place = Place::new("stray");
+    let Some(server) = serve(Options { unused: Duration::ZERO, ..place.options(8 * MIB) }) else { return };
+    let client = Client::connect(&place.socket()).unwrap();
+    let path = client.take(&request(2 * MIB, Until::Closed)).unwrap().path;
+    client.release(&path).unwrap();
+    // As a machine of root's does it that was told the name of a file which is gone.
+    let stray = File::create_new(&path).unwrap();
+    stray.set_len(4 * MIB as u64).unwrap();
+    wait_for(&client, "found", |status| figure(status, "taken") == 4 * MIB);
+    drop(stray);
+    wait_for(&client, "given back", |status| figure(status, "taken") == 0);
+    assert!(!path.exists());
+    drop(client);
+    server.stop().unwrap();
+}
+
+#[test]
 fn clients_that_crash_leave_nothing() {
     let place = Place::new("crash");
     let Some(server) = serve(place.options(8 * MIB)) else { return };

@@ -33,7 +33,7 @@ pub(super) struct Order {
 /// What came of an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Done {
-    /// Bytes from the order's offset on that are backed by zeroed huge pages. What was behind them is as it was.
+    /// Bytes from the order's offset on that are backed by zeroed huge pages. Behind them there may be small ones.
     pub filled: u64,
     /// Whether the rest could be had in small pages only.
     pub fragmented: bool,
@@ -189,8 +189,8 @@ pub fn fill(socket: OwnedFd) -> Result<(), Errno> {
     }
 }
 
-/// Backs a part of `file`; returns how many bytes of it are backed by huge pages, and whether more are in small ones only, which is then
-/// given back: files of small pages are slower than none.
+/// Backs a part of `file`; returns how many bytes of it are backed by huge pages, and whether more are in small ones only. These stay: the
+/// file may be somebody's by now, who has written to them.
 fn fill_part(file: &File, order: Order, crew: &Crew<Idle>) -> (usize, bool) {
     let (offset, len) = (order.offset as usize, order.len as usize);
     if len == 0 || !offset.is_multiple_of(HUGE_PAGE_SIZE) || !len.is_multiple_of(HUGE_PAGE_SIZE) {
@@ -213,8 +213,6 @@ fn fill_part(file: &File, order: Order, crew: &Crew<Idle>) -> (usize, bool) {
     let rest = Range { start: range.start + filled, len: len - filled };
     let own = Pagemap::own().and_then(|map| map.bytes_of(rest, Category::Present));
     let fragmented = own.is_ok_and(|present| present > 0);
-    drop(mapped);
-    let _ = shared_file::punch(file, offset + filled, len - filled);
     (filled, fragmented)
 }
 
@@ -284,9 +282,9 @@ mod tests {
             let len = server.receive(&mut room).unwrap().len;
             Done::read(&room[..len]).unwrap()
         };
-        // /dev/shm may have no huge pages; then nothing is kept.
+        // /dev/shm may have no huge pages; then it is said so.
         let done = ask(Order { offset: 2 << 20, len: 4 << 20, node: 0, helpers: 0 });
-        assert_eq!(shared_file::backed_bytes(&file), Ok(done.filled as usize));
+        assert_eq!(shared_file::backed_bytes(&file), Ok(4 << 20));
         assert!(done.filled == 4 << 20 || done.fragmented);
         // What lies behind the end can't be filled.
         assert_eq!(ask(Order { offset: 16 << 20, len: 2 << 20, node: 0, helpers: 0 }).filled, 0);

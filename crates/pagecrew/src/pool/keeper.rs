@@ -3,7 +3,7 @@
 use super::filler::{Done, Filler, Order};
 use super::gate::{Gate, Signals, Verdict};
 use super::server::Shared;
-use super::state::{Condition, GivenUp, Life, Ready, Settings};
+use super::state::{Condition, GivenUp, Life, Ready, Settings, State};
 use super::stock::{self, Step};
 use crate::sys::mount::MemoryFs;
 use crate::sys::{HUGE_PAGE_SIZE, clock, procfs, shared_file};
@@ -161,19 +161,21 @@ impl Keeper {
         };
         state.counters.filled_bytes += filled;
         state.counters.cpu_ns += cpu_ns;
-        let node = state.nodes.get_mut(&piece.node);
-        // It may have been handed out meanwhile.
-        let waiting = node.and_then(|node| node.waiting.iter_mut().find(|ready| ready.id == piece.id));
-        if let Some(ready) = waiting {
-            ready.filled = (piece.offset + filled as usize).min(ready.size);
-            if (filled as usize) < piece.len {
-                self.setback.happened(if fragmented { FRAGMENTED } else { NOTHING_LEFT }, now);
-            } else {
-                self.setback.over();
-            }
-        }
+        // It may have been handed out meanwhile, and then is as its owner has it.
+        let waiting = state.nodes.get_mut(&piece.node).and_then(|node| node.remove(piece.id));
         drop(state);
         self.bucket.charge(cpu_ns as f64, now);
+        let Some(mut ready) = waiting else { return };
+        let filled = filled as usize;
+        ready.filled = (piece.offset + filled).min(ready.size);
+        if filled < piece.len {
+            // A file of small pages is slower than none: what there is of them goes back, while nobody else can get at the file.
+            let _ = shared_file::punch(&ready.file, piece.offset + filled, piece.len - filled);
+            self.setback.happened(if fragmented { FRAGMENTED } else { NOTHING_LEFT }, now);
+        } else {
+            self.setback.over();
+        }
+        self.put(piece.node, ready);
     }
 
     /// Does the next thing that brings the files nearer to what is wanted.
@@ -372,8 +374,11 @@ impl Keeper {
     /// Lets those go that nobody has any more; `all` of them are looked at, or those whose name is gone.
     fn look_at_taken(&self, all: bool) {
         let (entries, unused) = {
-            let state = self.shared.state();
-            let wanted = |life: Life| life == Life::Going || all;
+            let mut state = self.shared.state();
+            if all {
+                self.find_strays(&mut state);
+            }
+            let wanted = |life: Life| life == Life::Going || all && life != Life::Arriving;
             let entries: Vec<_> = state
                 .taken
                 .iter()
@@ -390,7 +395,7 @@ impl Keeper {
             // Where the kernel can't tell, it stays until it is released.
             let used = || !shared_file::unused_by_others(&file).unwrap_or(false);
             match life {
-                Life::Connection(_) => {}
+                Life::Connection(_) | Life::Arriving => {}
                 Life::Going if used() => {}
                 Life::Going => self.shared.finish(id),
                 Life::Path(since) => {
@@ -406,6 +411,19 @@ impl Keeper {
                         self.shared.finish(id);
                     }
                 }
+            }
+        }
+    }
+
+    /// Takes files among the taken ones in that nobody handed out: root's virtual machine monitor makes one where the name that it was told is
+    /// gone again. They are their owners' until nobody has them open.
+    fn find_strays(&self, state: &mut State) {
+        // With the state locked: an entry goes only after its name.
+        for found in self.shared.store.taken_besides(|id| state.taken.contains_key(&id)) {
+            (self.shared.log)(&format!("user {} has made a file of his own among those that are taken", found.user));
+            let id = found.id;
+            if !state.adopt(found) {
+                self.shared.store.remove_taken(id);
             }
         }
     }

@@ -138,7 +138,7 @@ impl Shared {
             Until::Closed => Life::Connection(connection),
             Until::Unused => Life::Path(None),
         };
-        let (node, ready, given_up) = self.reserve(peer.user, life, size, node)?;
+        let (node, ready, given_up) = self.reserve(peer.user, size, node)?;
         // Freed before the taker needs what it holds.
         self.give_back(given_up);
         if self.state().filling == Some(ready.id) {
@@ -154,6 +154,7 @@ impl Shared {
         match hand_out() {
             Ok(file) => {
                 let mut state = self.state();
+                state.taken.entry(ready.id).and_modify(|taken| taken.life = life);
                 state.counters.takes += 1;
                 state.counters.bytes_taken += size as u64;
                 state.counters.bytes_ready_at_take += ready.filled.min(size) as u64;
@@ -172,13 +173,7 @@ impl Shared {
     }
 
     /// Decides what a request gets and puts it down to `user`: a file that waits or a new one, and those that are given up for it.
-    fn reserve(
-        &self,
-        user: u32,
-        life: Life,
-        size: usize,
-        node: Option<usize>,
-    ) -> Result<(usize, Ready, Vec<GivenUp>), Refusal> {
+    fn reserve(&self, user: u32, size: usize, node: Option<usize>) -> Result<(usize, Ready, Vec<GivenUp>), Refusal> {
         let mut state = self.state();
         let state = &mut *state;
         let node = match node {
@@ -226,7 +221,9 @@ impl Shared {
                 }
             },
         };
-        let entry = Taken { file: ready.file.clone(), size, user, node, life, offences: 0, completing: filled < size };
+        let file = ready.file.clone();
+        let life = Life::Arriving;
+        let entry = Taken { file, size, user, node, life, offences: 0, completing: filled < size };
         state.taken.insert(ready.id, entry);
         Ok((node, ready, given_up))
     }
@@ -592,12 +589,11 @@ fn adopt(state: &mut State, left: Left, store: &Store) {
             None => store.remove_ready(found.id),
         }
     }
-    for store::Found { id, file, size, user } in left.taken {
-        // Whatever the quota says now, it is there.
-        let _ = state.accounts.charge(user, size, None);
-        let (file, life) = (Arc::new(file), Life::Path(None));
-        let entry = Taken { file, size, user, node: first, life, offences: 0, completing: false };
-        state.taken.insert(id, entry);
+    for found in left.taken {
+        let id = found.id;
+        if !state.adopt(found) {
+            store.remove_taken(id);
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 use super::protocol::Code;
 use super::quota::{Accounts, Quotas};
 use super::stock::{self, Demand, Waiting};
+use super::store::Found;
 use crate::sys::seqpacket::Socket;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -60,6 +61,8 @@ pub(super) struct Taken {
 /// How long a taken file stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Life {
+    /// It is being handed out.
+    Arriving,
     /// As long as a connection is open.
     Connection(u64),
     /// Until nobody has had it open for the time that the settings say; since when that is so.
@@ -218,6 +221,19 @@ impl State {
             }
         }
         given_up
+    }
+
+    /// Puts a file that is there down to its user, whatever the quota says. Returns whether that was possible: not where the user has too
+    /// many files.
+    pub fn adopt(&mut self, found: Found) -> bool {
+        let Found { id, file, size, user } = found;
+        let charged = self.accounts.charge(user, size, None).is_ok();
+        if charged {
+            let node = self.nodes.keys().next().copied().unwrap_or(0);
+            let (file, life) = (Arc::new(file), Life::Path(None));
+            self.taken.insert(id, Taken { file, size, user, node, life, offences: 0, completing: false });
+        }
+        charged
     }
 
     /// Takes the entry of a taken file out, which is its user's no longer.

@@ -182,6 +182,22 @@ impl Store {
         self.found(TAKEN)
     }
 
+    /// The files in `taken/` but those that are `known`.
+    pub fn taken_besides(&self, known: impl Fn(u64) -> bool) -> Vec<Found> {
+        let Ok(entries) = std::fs::read_dir(self.mount.join(TAKEN)) else { return Vec::new() };
+        let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        let unknown = paths.filter(|path| self.taken_id(path).is_none_or(|id| !known(id)));
+        unknown
+            .filter_map(|path| {
+                let found = self.found_at(TAKEN, &path);
+                if found.is_none() {
+                    let _ = std::fs::remove_file(&path);
+                }
+                found
+            })
+            .collect()
+    }
+
     /// The files of a directory; what isn't one of a pool's is removed.
     fn found(&self, place: &str) -> Result<Vec<Found>, Error> {
         let directory = self.mount.join(place);
@@ -336,7 +352,8 @@ pub(super) fn reserved_pages() -> Option<ReservedPages> {
     let total = read(c"/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")?;
     let free = read(c"/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")?;
     let promised = read(c"/sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages")?;
-    Some(ReservedPages { total, free: free.saturating_sub(promised) })
+    // The kernel's count of promises can fall below 0, and counts all the same.
+    Some(ReservedPages { total, free: free.wrapping_sub(promised).min(total) })
 }
 
 fn random() -> Result<u64, std::io::Error> {
