@@ -28,8 +28,9 @@ test-long: setup build ## Every test
 	@if [ -e scripts/test-real.sh ]; then bash scripts/test-real.sh --long; fi
 
 .PHONY: fuzz
-fuzz: ## Programs made up by a fuzzer, for five minutes (needs cargo-fuzz; what it finds worth keeping is added to the corpus)
+fuzz: ## Programs and packets made up by a fuzzer, for five minutes each (needs cargo-fuzz; what is worth keeping goes to the corpus)
 	cd fuzz && $(CARGO) fuzz run --sanitizer none frame -- -max_total_time=300 -max_len=800
+	cd fuzz && $(CARGO) fuzz run --sanitizer none pool -- -max_total_time=300 -max_len=4200
 
 .PHONY: bench
 bench: setup build ## Every benchmark, side by side with what a user would have instead

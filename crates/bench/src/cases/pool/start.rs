@@ -20,6 +20,8 @@ const EVERYBODY: [&str; 4] = [OURS, ALL_THREADS, ONE_THREAD, UNTOUCHED];
 
 /// The size that there is a bar for.
 const JUDGED: usize = 8 * GIB;
+/// The rounds of that: QEMU itself takes from 30 to 100 ms from one start to the next.
+const JUDGED_ROUNDS: usize = 9;
 
 /// What QEMU is asked for, and how many times faster than by all its threads that has to be.
 struct Kind {
@@ -64,7 +66,8 @@ pub fn run(sizes: &[usize], setting: &Setting, report: &mut Report) -> Result<()
         for &size in sizes.iter().filter(|&&size| kind.every_size || size == main_size(sizes)) {
             let case = format!("{} guest, {}", Bytes(size as u64), kind.name);
             let server = Server::start(size, &FAST)?.serving()?;
-            let results = alternate(report, &case, setting.repetitions(), &contestants, |contestant| {
+            let rounds = if size == JUDGED { setting.repetitions().max(JUDGED_ROUNDS) } else { setting.repetitions() };
+            let results = alternate(report, &case, rounds, &contestants, |contestant| {
                 one(&server, &contestant.name, size, kind, threads)
             })?;
             let comparison = |peer: &Contestant| {
@@ -102,6 +105,7 @@ fn one(server: &Server, contestant: &str, size: usize, kind: &Kind, threads: usi
 /// How much longer the largest machine takes than the smallest.
 fn growth(kind: &Kind, measured: &Sizes, report: &mut Report) -> Result<()> {
     let [(small, least), .., (large, most)] = &measured[..] else { return Ok(()) };
+    // As many rounds as both have.
     let more = |who: usize| -> Vec<f64> {
         column(&most[who], 0).iter().zip(column(&least[who], 0)).map(|(most, least)| most - least).collect()
     };
@@ -113,7 +117,7 @@ fn growth(kind: &Kind, measured: &Sizes, report: &mut Report) -> Result<()> {
 
 /// Each round with and without the pool.
 fn print(kind: &Kind, measured: &Sizes, report: &Report) -> Result<()> {
-    let rounds = measured.first().map_or(0, |(_, results)| results[0].len());
+    let rounds = measured.iter().map(|(_, results)| results[0].len()).max().unwrap_or(0);
     let headings: Vec<_> = std::iter::once(String::new()).chain((1..=rounds).map(|n| format!("round {n}"))).collect();
     let headings: Vec<_> = headings.iter().map(String::as_str).collect();
     let sides = [(2, "without, 1 thread"), (1, "without, all threads"), (0, "with the pool")];
