@@ -231,6 +231,26 @@ pool_example() {
     stop_server
 }
 
+# Another program grows: what waits goes back to the machine, and comes again when the other one has ended.
+pool_pressure() {
+    local available other
+    available=$(awk '/^MemAvailable:/ { printf "%.0f", $2 * 1024 }' /proc/meminfo)
+    if [ "$available" -lt $((6 << 30)) ]; then skip "takes 6 GiB of free memory"; fi
+    # When the pool is full, 1 GiB is left over the floor.
+    serve --size 512M --cpu 100 --floor $((available - (1536 << 20)))
+    wait_for_pool "s['ready'] == 512 << 20" 60
+    python3 -c 'import time; memory = b"x" * (3 << 30); time.sleep(60)' &
+    other=$!
+    wait_for_pool "s['ready'] == 0 and s['state'].startswith('waiting: free memory')" 30
+    # What somebody needs now he gets all the same.
+    "$pagecrew" pool exec --size 64M -- test -s '{path}' || fail "nothing could be taken"
+    kill "$other"
+    wait "$other" || true
+    wait_for_pool "s['ready'] == 512 << 20" 60
+    pool_status "s['counters']['given_back_bytes']"
+    stop_server
+}
+
 add pool/guest 240 pool_guest
 add pool/qemu 60 pool_qemu_huge tmpfs
 add pool/qemu/hugetlbfs 60 with_huge_pages 160 pool_qemu_huge hugetlbfs
@@ -238,6 +258,7 @@ add pool/heap 60 pool_heap tmpfs
 add pool/heap/hugetlbfs 60 with_huge_pages 200 pool_heap hugetlbfs
 add pool/filling 60 pool_filling
 add pool/tenants 180 pool_tenants tmpfs 1000 16
+add pool/pressure 180 pool_pressure
 add pool/example 60 pool_example
 add pool/kills 180 pool_kills tmpfs 40
 long=yes
