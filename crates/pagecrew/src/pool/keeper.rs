@@ -161,21 +161,25 @@ impl Keeper {
         };
         state.counters.filled_bytes += filled;
         state.counters.cpu_ns += cpu_ns;
+        let filled = filled as usize;
+        let whole = filled >= piece.len;
         // It may have been handed out meanwhile, and then is as its owner has it.
-        let waiting = state.nodes.get_mut(&piece.node).and_then(|node| node.remove(piece.id));
+        let short = state.nodes.get_mut(&piece.node).and_then(|node| {
+            let ready = node.waiting.iter_mut().find(|ready| ready.id == piece.id)?;
+            ready.filled = (piece.offset + filled).min(ready.size);
+            if whole { None } else { node.remove(piece.id) }
+        });
         drop(state);
         self.bucket.charge(cpu_ns as f64, now);
-        let Some(mut ready) = waiting else { return };
-        let filled = filled as usize;
-        ready.filled = (piece.offset + filled).min(ready.size);
-        if filled < piece.len {
+        if whole {
+            self.setback.over();
+        }
+        if let Some(ready) = short {
             // A file of small pages is slower than none: what there is of them goes back, while nobody else can get at the file.
             let _ = shared_file::punch(&ready.file, piece.offset + filled, piece.len - filled);
             self.setback.happened(if fragmented { FRAGMENTED } else { NOTHING_LEFT }, now);
-        } else {
-            self.setback.over();
+            self.put(piece.node, ready);
         }
-        self.put(piece.node, ready);
     }
 
     /// Does the next thing that brings the files nearer to what is wanted.
