@@ -32,6 +32,10 @@ pub enum Tick {
 
 /// Who has the work done: hears when a job is finished and decides what helpers do when nobody waits.
 pub trait Employer: Send + Sync + Sized + 'static {
+    /// Whether helpers get ready at their start for zeroing that can be taken back, so that no thread of the program has to. In a process
+    /// with threads that takes milliseconds, which an employer that has nothing zeroed doesn't want to wait for.
+    const ZEROES: bool = true;
+
     /// The last thread at `task` has left it: the range belongs to the employer again. Not called by helpers, as long as there is a
     /// watcher.
     fn finished(&self, task: Task);
@@ -58,6 +62,8 @@ impl Idle {
 }
 
 impl Employer for Idle {
+    const ZEROES: bool = false;
+
     fn finished(&self, _: Task) {}
 
     fn work_ahead(&self, _: &Crew<Idle>) -> bool {

@@ -21,6 +21,9 @@ impl<E: Employer> Crew<E> {
         let me = &self.shared.helpers[number];
         let node = number % self.shared.topology.nodes();
         self.settle_on(node);
+        if E::ZEROES {
+            self.revocation();
+        }
         let cpus = sched::online_cpus();
         let (mut idle, mut found) = (false, Found::default());
         let mut quota_read = 0;
@@ -90,7 +93,7 @@ impl<E: Employer> Crew<E> {
                     continue;
                 }
                 if task.operation.bypass() == Bypass::Revoke {
-                    // Whoever takes a chunk back relies on it. Not before it is needed: in a process with threads, it takes milliseconds.
+                    // Whoever takes a chunk back relies on it.
                     self.revocation();
                 }
                 while room()
