@@ -539,6 +539,35 @@ fn the_limit_holds_and_what_waits_makes_room() {
 }
 
 #[test]
+fn what_a_taker_was_promised_nothing_else_gets() {
+    let place = Place::new("promised");
+    let Some(server) = serve(Options { limit: Some(32 * MIB), cpu: 1.0, ..place.options(24 * MIB) }) else { return };
+    // Two who together have just what there may be, and a filler that would like to have it.
+    let taker = || {
+        let client = Client::connect(&place.socket()).unwrap();
+        let mut taken = 0;
+        while taken < 60 {
+            match client.take(&request(16 * MIB, Until::Closed)) {
+                Ok(file) => {
+                    assert_eq!(backed_bytes(&file.file), Ok(16 * MIB));
+                    let path = file.path.clone();
+                    drop(file);
+                    client.release(&path).unwrap();
+                    taken += 1;
+                }
+                // What the filler is at while it is released goes a little later.
+                Err(Error::Refused { code: Code::Limit, .. }) => std::thread::sleep(Duration::from_millis(1)),
+                Err(error) => panic!("after {taken}: {error}"),
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..2).for_each(|_| drop(scope.spawn(taker)));
+    });
+    server.stop().unwrap();
+}
+
+#[test]
 fn free_memory_at_the_floor_is_left_alone_and_given_back() {
     let place = Place::new("floor");
     let high = Options { floor: Some(1 << 45), ..place.options(64 * MIB) };
@@ -563,9 +592,16 @@ fn the_size_changes_while_it_is_served() {
     for size in [64 * MIB, 0, 8 * MIB, 2 * MIB] {
         assert_eq!(client.resize(size, None), Ok(size));
         wait_for(&client, "resized", |status| figure(status, "ready") == size && status.contains("\"state\":\"full\""));
-        let used = std::fs::read_dir(place.mount().join("ready")).unwrap();
-        let sum: usize = used.map(|entry| entry.unwrap().metadata().unwrap().blocks() as usize * 512).sum();
-        assert_eq!(sum, size);
+        // What is off the books goes a moment later.
+        let used = || -> usize {
+            let files = std::fs::read_dir(place.mount().join("ready")).unwrap();
+            files.filter_map(|file| Some(file.unwrap().metadata().ok()?.blocks() as usize * 512)).sum()
+        };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while used() != size {
+            assert!(Instant::now() < deadline, "{} of {size} in use", used());
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
     assert!(matches!(client.resize(MIB, None), Err(Error::Size(_))));
     assert_eq!(code(client.resize(2 * MIB, Some(40))), Code::BadRequest);
@@ -666,15 +702,20 @@ fn what_a_killed_server_left_is_taken_over() {
     drop(client);
     assert_eq!(server.stop(), Ok(0));
     assert_eq!(place.mounts(), 0);
-    let fillers = Command::new("pgrep").args(["-f", "the_filler"]).output();
+    // On a busy machine a filler, being of the idle class, is late to see that its server is gone.
     let own = std::process::id().to_string();
-    if let Ok(fillers) = fillers {
+    let orphans = || {
+        let fillers = Command::new("pgrep").args(["-f", "the_filler"]).output().map(|output| output.stdout);
         let orphan = |pid: &&str| {
             let stat = std::fs::read_to_string(Path::new("/proc").join(pid).join("status")).unwrap_or_default();
             stat.lines().any(|line| line == "PPid:\t1") && *pid != own
         };
-        let text = String::from_utf8_lossy(&fillers.stdout).into_owned();
-        assert_eq!(text.lines().filter(orphan).count(), 0, "fillers outlived their servers");
+        String::from_utf8_lossy(&fillers.unwrap_or_default()).lines().filter(orphan).count()
+    };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while orphans() > 0 {
+        assert!(Instant::now() < deadline, "fillers outlived their servers");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

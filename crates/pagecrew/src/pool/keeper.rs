@@ -3,7 +3,7 @@
 use super::filler::{Done, Filler, Order};
 use super::gate::{Gate, Signals, Verdict};
 use super::server::Shared;
-use super::state::{Condition, GivenUp, Life, Ready, Settings, State};
+use super::state::{Condition, Filling, GivenUp, Life, Ready, Settings, State};
 use super::stock::{self, Step};
 use crate::sys::mount::MemoryFs;
 use crate::sys::{HUGE_PAGE_SIZE, clock, procfs, shared_file};
@@ -167,7 +167,8 @@ impl Keeper {
         let short = state.nodes.get_mut(&piece.node).and_then(|node| {
             let ready = node.waiting.iter_mut().find(|ready| ready.id == piece.id)?;
             ready.filled = (piece.offset + filled).min(ready.size);
-            if whole { None } else { node.remove(piece.id) }
+            // It may have been cut meanwhile, and then has all that it could get.
+            if whole || ready.filled == ready.size { None } else { node.remove(piece.id) }
         });
         drop(state);
         self.bucket.charge(cpu_ns as f64, now);
@@ -287,18 +288,18 @@ impl Keeper {
         }
         let helpers = (self.cpu.ceil() as u64).saturating_sub(1);
         let most = PIECE * (1 + helpers as usize);
-        let (file, offset, len, ready) = {
-            let state = self.shared.state();
-            let found = state.nodes.get(&node).and_then(|node| node.waiting.iter().find(|ready| ready.id == id));
-            let Some(ready) = found else { return Next::Again };
-            (ready.file.clone(), ready.filled, most.min(ready.size - ready.filled), state.ready())
+        let (len, ready, promised) = {
+            let mut state = self.shared.state();
+            let Some(ready) = state.waiting(node, id) else { return Next::Again };
+            (most.min(ready.size - ready.filled), state.ready(), state.promised())
         };
         let reserved = self.shared.store.kind() == MemoryFs::Hugetlbfs;
-        if reserved && self.shared.available() < len as u64 {
+        let available = self.shared.available().saturating_sub(promised as u64);
+        if reserved && available < len as u64 {
             return self.wait(NONE_RESERVED);
         }
         // Reserved pages are set apart for this very use: whatever the machine is short of, it couldn't have them.
-        match if reserved { Verdict::Fill } else { self.verdict(ready, len, now) } {
+        match if reserved { Verdict::Fill } else { self.verdict(ready, len, available, now) } {
             Verdict::Fill => {}
             Verdict::Wait(reason) => return self.wait(&reason.to_string()),
             Verdict::GiveBack(bytes) => {
@@ -319,14 +320,24 @@ impl Keeper {
                 }
             }
         }
-        let order = Order { offset: offset as u64, len: len as u64, node: node as u64, helpers };
         let mut state = self.shared.state();
-        // Handed out meanwhile?
-        if state.nodes.get(&node).is_none_or(|node| node.waiting.iter().all(|ready| ready.id != id)) {
-            return Next::Again;
+        // Handed out or cut meanwhile?
+        let Some(ready) = state.waiting(node, id).filter(|ready| ready.filled < ready.size) else { return Next::Again };
+        let (file, offset, missing) = (ready.file.clone(), ready.filled, ready.size - ready.filled);
+        let len = len.min(missing).min(state.room(self.shared.limit));
+        if len == 0 {
+            // A former server may have filled it further.
+            let unknown = shared_file::backed_bytes(&file).is_ok_and(|backed| backed > offset);
+            drop(state);
+            if unknown && let Some(ready) = self.take_out(node, id) {
+                let _ = shared_file::punch(&ready.file, ready.filled, ready.size - ready.filled);
+                self.put(node, ready);
+            }
+            return self.wait(NOTHING_LEFT);
         }
-        (state.filling, state.condition) = (Some(id), Condition::Filling);
+        (state.filling, state.condition) = (Some(Filling { id, bytes: len }), Condition::Filling);
         drop(state);
+        let order = Order { offset: offset as u64, len: len as u64, node: node as u64, helpers };
         // One that is gone is found out when its end is read.
         let _ = self.filler.as_ref().map(|filler| filler.order(&file, order));
         self.piece = Some(Piece { node, id, _file: file, offset, len });
@@ -346,11 +357,11 @@ impl Keeper {
         }
     }
 
-    /// Whether `len` bytes more may be filled at the time `now`, with `ready` bytes ready.
-    fn verdict(&mut self, ready: usize, len: usize, now_ns: u64) -> Verdict {
+    /// Whether `len` bytes more may be filled at the time `now`, with `ready` bytes ready and `available` ones that nobody was promised.
+    fn verdict(&mut self, ready: usize, len: usize, available: u64, now_ns: u64) -> Verdict {
         let total = procfs::memory_info().map_or(u64::MAX, |memory| memory.total);
         let stall_us = procfs::memory_stall_us().ok();
-        let signals = Signals { now_ns, total, available: self.shared.available(), stall_us };
+        let signals = Signals { now_ns, total, available, stall_us };
         self.gate.judge(signals, ready as u64, len as u64)
     }
 
@@ -365,9 +376,13 @@ impl Keeper {
     /// Looks at the machine and at what is taken.
     fn look(&mut self) {
         self.follow_settings();
-        let ready = self.shared.state().ready();
+        let (ready, promised) = {
+            let mut state = self.shared.state();
+            (state.ready(), state.promised())
+        };
+        let available = self.shared.available().saturating_sub(promised as u64);
         if self.shared.store.kind() == MemoryFs::Tmpfs
-            && let Verdict::GiveBack(bytes) = self.verdict(ready, 0, clock::now_ns())
+            && let Verdict::GiveBack(bytes) = self.verdict(ready, 0, available, clock::now_ns())
         {
             self.give_back(bytes);
         }
@@ -411,8 +426,7 @@ impl Keeper {
                     taken.life = if over { Life::Going } else { Life::Path(since) };
                     drop(state);
                     if over {
-                        self.shared.store.remove_taken(id);
-                        self.shared.finish(id);
+                        self.shared.let_go(id);
                     }
                 }
             }

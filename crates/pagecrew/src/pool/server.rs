@@ -141,10 +141,7 @@ impl Shared {
         let (node, ready, given_up) = self.reserve(peer.user, size, node)?;
         // Freed before the taker needs what it holds.
         self.give_back(given_up);
-        if self.state().filling == Some(ready.id) {
-            // The filler may be stopped in the middle of a page that the taker wants.
-            let _ = sched::set_class(self.filler.load(Ordering::Relaxed), Class::Normal);
-        }
+        self.hurry_filler(ready.id);
         let hand_out = || {
             if ready.size != size {
                 self.store.resize(&ready.file, size, self.node(node))?;
@@ -169,6 +166,13 @@ impl Shared {
                 (self.log)(&error.to_string());
                 Err(Refusal(Code::Failed, error.to_string()))
             }
+        }
+    }
+
+    /// Lets the filler out of the idle class if it is at the file `id`: it may be stopped in the middle of a page that others wait for then.
+    fn hurry_filler(&self, id: u64) {
+        if self.state().filling.is_some_and(|filling| filling.id == id) {
+            let _ = sched::set_class(self.filler.load(Ordering::Relaxed), Class::Normal);
         }
     }
 
@@ -230,13 +234,7 @@ impl Shared {
 
     /// Sees to it that `missing` bytes can be had, with `taken` bytes taken then, and takes out what has to be given up for it.
     fn make_room(&self, state: &mut State, node: usize, missing: usize, taken: usize) -> Result<Vec<GivenUp>, Refusal> {
-        // What others were promised, and have not touched yet.
-        let mut promised = 0;
-        for other in state.taken.values_mut().filter(|other| other.completing) {
-            let backed = shared_file::backed_bytes(&other.file).unwrap_or(other.size);
-            promised += other.size.saturating_sub(backed);
-            other.completing = backed < other.size;
-        }
+        let promised = state.promised();
         let available = if missing > 0 { (self.available() as usize).saturating_sub(promised) } else { usize::MAX };
         let ready = state.ready();
         if available.saturating_add(ready) < missing {
@@ -252,10 +250,15 @@ impl Shared {
         }
         let for_memory = missing.saturating_sub(available);
         let for_limit = (taken + ready).saturating_sub(self.limit);
-        match for_memory.max(for_limit) {
-            0 => Ok(Vec::new()),
-            bytes => Ok(state.give_up(bytes, Some(node))),
-        }
+        let mut given_up = match for_memory.max(for_limit) {
+            0 => Vec::new(),
+            bytes => state.give_up(bytes, Some(node)),
+        };
+        let left = state.ready();
+        let memory = available.saturating_add(ready - left).saturating_sub(missing);
+        let room = self.limit.saturating_sub(taken + left).min(memory);
+        given_up.extend(state.give_up_filling(room));
+        Ok(given_up)
     }
 
     /// Gives files or parts of them back to the kernel; what stays of them waits again. Returns the bytes.
@@ -263,7 +266,10 @@ impl Shared {
         let mut bytes = 0;
         for GivenUp { node, keep, mut ready } in given_up {
             bytes += ready.filled - keep;
-            if keep > 0 && self.store.resize(&ready.file, keep, None).is_ok() {
+            self.hurry_filler(ready.id);
+            // Cut first, even if it goes whole: the filler may have it, and could go on filling what is behind the end.
+            let cut = self.store.resize(&ready.file, keep, None);
+            if keep > 0 && cut.is_ok() {
                 (ready.size, ready.filled) = (keep, keep);
                 if let Some(node) = self.state().nodes.get_mut(&node) {
                     node.waiting.push(ready);
@@ -294,7 +300,7 @@ impl Shared {
     }
 
     /// Takes away the name of a file that is [`Life::Going`], and all of it if nobody has it open any more.
-    fn let_go(&self, id: u64) {
+    pub fn let_go(&self, id: u64) {
         self.store.remove_taken(id);
         let file = self.state().taken.get(&id).map(|taken| taken.file.clone());
         if file.is_some_and(|file| shared_file::unused_by_others(&file).unwrap_or(false)) {

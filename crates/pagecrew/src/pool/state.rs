@@ -6,6 +6,7 @@ use super::quota::{Accounts, Quotas};
 use super::stock::{self, Demand, Waiting};
 use super::store::Found;
 use crate::sys::seqpacket::Socket;
+use crate::sys::{HUGE_PAGE_SIZE, shared_file};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
@@ -122,6 +123,15 @@ pub(super) enum Condition {
     Waiting(String),
 }
 
+/// An order that the filler has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Filling {
+    /// The file; it may have been handed out meanwhile.
+    pub id: u64,
+    /// Bytes of it that are being backed.
+    pub bytes: usize,
+}
+
 /// A client.
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -139,8 +149,8 @@ pub(super) struct State {
     pub connections: BTreeMap<u64, Connection>,
     pub condition: Condition,
     pub counters: Counters,
-    /// The waiting file that the filler is at.
-    pub filling: Option<u64>,
+    /// What the filler is at.
+    pub filling: Option<Filling>,
 }
 
 impl State {
@@ -178,6 +188,11 @@ impl State {
         node.wanted = node.demand.wanted(files, self.settings.sizes.get(&number).copied().unwrap_or(0));
     }
 
+    /// The file `id` of `number`'s, if it waits.
+    pub fn waiting(&self, number: usize, id: u64) -> Option<&Ready> {
+        self.nodes.get(&number)?.waiting.iter().find(|ready| ready.id == id)
+    }
+
     /// Bytes that wait, filled.
     pub fn ready(&self) -> usize {
         self.nodes.values().map(Node::filled).sum()
@@ -186,6 +201,33 @@ impl State {
     /// Bytes that are taken.
     pub fn taken_bytes(&self) -> usize {
         self.taken.values().map(|taken| taken.size).sum()
+    }
+
+    /// Bytes that were promised to those who have taken files, and that they have not touched yet.
+    pub fn promised(&mut self) -> usize {
+        let mut promised = 0;
+        for taken in self.taken.values_mut().filter(|taken| taken.completing) {
+            let backed = shared_file::backed_bytes(&taken.file).unwrap_or(taken.size);
+            promised += taken.size.saturating_sub(backed);
+            taken.completing = backed < taken.size;
+        }
+        promised
+    }
+
+    /// Bytes that waiting files may still get where no more than `limit` may be in files. What is taken counts whole: whoever has it may
+    /// not have touched all of it, or have given a part back to the kernel for a while.
+    pub fn room(&self, limit: usize) -> usize {
+        let room = limit.saturating_sub(self.taken_bytes() + self.ready());
+        room / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE
+    }
+
+    /// Takes the waiting file out that the filler is at, if what it is about to get is more than `room` bytes: to be cut to what it has.
+    pub fn give_up_filling(&mut self, room: usize) -> Option<GivenUp> {
+        let Filling { id, .. } = self.filling.filter(|filling| filling.bytes > room)?;
+        let found = self.nodes.iter_mut().find_map(|(&number, node)| Some((number, node.remove(id)?)));
+        let (node, ready) = found?;
+        self.filling = Some(Filling { id, bytes: 0 });
+        Some(GivenUp { node, keep: ready.filled, ready })
     }
 
     /// The node for a request that names none: the one that has most of it ready, and most besides.
@@ -251,7 +293,6 @@ pub(super) struct Refusal(pub Code, pub String);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::HUGE_PAGE_SIZE;
     use proptest::prelude::*;
 
     fn state(nodes: usize, pages: usize) -> State {
@@ -283,6 +324,30 @@ mod tests {
         // Of those that have all of it, the one that has most besides.
         put(&mut state, 1, 3, 32, 32);
         assert_eq!(state.best_node(4 * HUGE_PAGE_SIZE), Some(1));
+    }
+
+    #[test]
+    fn filling_gets_what_nobody_was_promised() {
+        const PAGE: usize = HUGE_PAGE_SIZE;
+        let mut state = state(1, 64);
+        let waiting = |id, size, filled| Ready { id, file: file(), size: size * PAGE, filled: filled * PAGE };
+        state.nodes.get_mut(&0).unwrap().waiting.extend([waiting(1, 16, 4), waiting(2, 8, 8)]);
+        assert_eq!(state.room(20 * PAGE), 8 * PAGE);
+        // Whoever has a file may touch all of it, whatever is backed now; of any size, where root has made it.
+        state.adopt(Found { id: 3, file: File::open("/dev/null").unwrap(), size: 3 * PAGE + 1, user: 0 });
+        assert_eq!((state.room(20 * PAGE), state.room(8 * PAGE)), (4 * PAGE, 0));
+        // What the filler is about to back is left to it as long as there is room.
+        assert!(state.give_up_filling(0).is_none());
+        state.filling = Some(Filling { id: 1, bytes: 4 * PAGE });
+        assert!(state.give_up_filling(4 * PAGE).is_none());
+        let given_up = state.give_up_filling(3 * PAGE).unwrap();
+        assert_eq!((given_up.ready.id, given_up.keep), (1, 4 * PAGE));
+        // Cut, it can't get more.
+        state.nodes.get_mut(&0).unwrap().waiting.push(Ready { size: 4 * PAGE, ..given_up.ready });
+        assert!(state.give_up_filling(0).is_none());
+        // Of a file that was handed out, its owner gets it.
+        state.filling = Some(Filling { id: 3, bytes: PAGE });
+        assert!(state.give_up_filling(0).is_none());
     }
 
     #[derive(Debug, Clone)]

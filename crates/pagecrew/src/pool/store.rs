@@ -42,6 +42,10 @@ pub(super) struct Left {
     pub taken: Vec<Found>,
 }
 
+/// What the mount holds at most, in times of the pool's limit. The limit itself is kept by the books. On its way out memory is off the
+/// books and still there for a moment, and whoever is promised its place must not find the mount full.
+const ROOM: usize = 2;
+
 const LOCK_ATTEMPTS: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
@@ -70,13 +74,14 @@ impl Store {
             debug_assert!(found != wanted[0]);
             mount::detach(&mount).map_err(Error::system("unmounting", &mount))?;
         }
+        let room = limit.saturating_mul(ROOM);
         let kind = match found.filter(|found| wanted.contains(found)) {
             Some(kind) => {
                 // Where more is in use than the new limit, the old one stays until that is less.
-                let _ = mount::remount(&mount, &format!("size={limit}"));
+                let _ = mount::remount(&mount, &format!("size={room}"));
                 kind
             }
-            None => mount_first(&mount, &wanted, limit)?,
+            None => mount_first(&mount, &wanted, room)?,
         };
         let store = Store { mount, kind, _lock: lock };
         for (name, mode) in [(READY, 0o700), (TAKEN, 0o711)] {
@@ -315,7 +320,7 @@ fn choose(backing: Backing) -> Result<Vec<MemoryFs>, Error> {
 }
 
 /// Mounts the first kind that the kernel takes.
-fn mount_first(target: &Path, kinds: &[MemoryFs], limit: usize) -> Result<MemoryFs, Error> {
+fn mount_first(target: &Path, kinds: &[MemoryFs], size: usize) -> Result<MemoryFs, Error> {
     let mut failure = None;
     let attempts = kinds.iter().flat_map(|&kind| {
         let options: &[&str] = match kind {
@@ -326,7 +331,7 @@ fn mount_first(target: &Path, kinds: &[MemoryFs], limit: usize) -> Result<Memory
         options.iter().map(move |options| (kind, options))
     });
     for (kind, options) in attempts {
-        match mount::mount(kind, target, &format!("{options},size={limit},mode=0711")) {
+        match mount::mount(kind, target, &format!("{options},size={size},mode=0711")) {
             Ok(()) => return Ok(kind),
             Err(Errno(libc::EPERM | libc::EACCES)) => return Err(Error::MayNotMount(target.to_owned())),
             Err(errno) => failure = failure.or(Some(errno)),
