@@ -2,6 +2,7 @@
 
 use super::filler::{Done, Filler, Order};
 use super::gate::{Gate, Signals, Verdict};
+use super::rest::Rest;
 use super::server::Shared;
 use super::state::{Condition, Filling, GivenUp, Life, Ready, Settings, State};
 use super::stock::{self, Step};
@@ -68,6 +69,7 @@ pub(super) struct Keeper {
     piece: Option<Piece>,
     setback: Setback,
     gate: Gate,
+    rest: Rest,
     bucket: Bucket,
     /// The settings that gate and bucket were made for.
     cpu: f64,
@@ -98,6 +100,7 @@ impl Keeper {
             piece: None,
             setback: Setback::default(),
             gate: Gate::new(floor),
+            rest: Rest::default(),
             bucket: Bucket::new(cpu * 1e9, SAVED, now),
             cpu,
             floor,
@@ -282,7 +285,14 @@ impl Keeper {
         if now < self.setback.until_ns {
             return self.wait(self.setback.why);
         }
-        match self.bucket.wait(now) {
+        let taken_ns = {
+            let mut state = self.shared.state();
+            if state.condition == Condition::Full {
+                state.condition = Condition::Filling;
+            }
+            state.taken_ns
+        };
+        match self.rest.wait(taken_ns, now).max(self.bucket.wait(now)) {
             Duration::ZERO => {}
             pause => return Next::Wait(pause),
         }

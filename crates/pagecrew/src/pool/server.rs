@@ -12,7 +12,7 @@ use super::{gate, stock};
 use crate::sys::mount::MemoryFs;
 use crate::sys::sched::{self, Class};
 use crate::sys::seqpacket::{Peer, Socket};
-use crate::sys::{Errno, HUGE_PAGE_SIZE, cgroup, procfs, shared_file, topology};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, cgroup, clock, procfs, shared_file, topology};
 use crate::units::Bytes;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::BTreeMap;
@@ -202,6 +202,7 @@ impl Shared {
         let quota = state.settings.quotas.of(user);
         state.accounts.charge(user, size, quota).map_err(|error| Refusal(Code::Quota, error.to_string()))?;
         state.note_demand(node, size);
+        state.taken_ns = clock::now_ns();
         let chosen = state.nodes.get(&node).and_then(|of| stock::choose(&of.stock(), size));
         let chosen = chosen.and_then(|id| state.nodes.get_mut(&node)?.remove(id));
         let filled = chosen.as_ref().map_or(0, |ready| ready.filled.min(size));

@@ -151,6 +151,8 @@ pub(super) struct State {
     pub counters: Counters,
     /// What the filler is at.
     pub filling: Option<Filling>,
+    /// When something was handed out the last time.
+    pub taken_ns: u64,
 }
 
 impl State {
@@ -166,6 +168,7 @@ impl State {
             condition: Condition::Filling,
             counters: Counters::default(),
             filling: None,
+            taken_ns: 0,
         };
         state.plan();
         state
