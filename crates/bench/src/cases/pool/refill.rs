@@ -33,7 +33,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
                 let first = bystanders.sample();
                 server.start_to_fill()?;
                 beside.push(window(&bystanders, &first));
-                filled.push(server.status()?.ready as f64);
+                filled.push(server.backed()? as f64);
             } else {
                 alone.push(window(&bystanders, &bystanders.sample()));
             }

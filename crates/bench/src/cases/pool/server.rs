@@ -8,6 +8,7 @@ use pagecrew::pool::Client;
 use pagecrew::sys::topology;
 use pagecrew::units::Bytes;
 use serde::Deserialize;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,6 +25,7 @@ pub struct Status {
     pub ready: usize,
     pub taken: usize,
     pub state: String,
+    pub directory: PathBuf,
 }
 
 impl Status {
@@ -127,6 +129,17 @@ impl Server {
         Status::parse(&self.client.status()?)
     }
 
+    /// Bytes of the files that wait that have memory, to the last page: the server counts whole pieces.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn backed(&self) -> Result<usize> {
+        let waiting = self.status()?.directory.join("mem/ready");
+        let files = std::fs::read_dir(&waiting).with_context(|| waiting.display().to_string())?;
+        // One that went meanwhile has none.
+        Ok(files.filter_map(|file| Some(file.ok()?.metadata().ok()?.blocks() as usize * 512)).sum())
+    }
+
     fn until(&self, reached: impl Fn(&Status) -> bool) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -172,7 +185,8 @@ mod tests {
             "nodes":[{"node":0,"size":1,"ready":1,"filling":1,"taken":1,"files":[{"size":4,"filled":2}]}],
             "users":[],"counters":{"takes":1}}"#;
         let state = "waiting: memory is short".to_owned();
-        let expected = Status { size: 8 << 20, ready: 4 << 20, taken: 2 << 20, state };
+        let expected =
+            Status { size: 8 << 20, ready: 4 << 20, taken: 2 << 20, state, directory: PathBuf::from("/run/x") };
         assert_eq!(Status::parse(text).unwrap(), expected);
         assert!(Status::parse("{}").is_err() && Status::parse("full").is_err());
     }
