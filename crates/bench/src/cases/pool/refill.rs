@@ -13,6 +13,8 @@ use pagecrew::units::Bytes;
 use std::time::Duration;
 
 const WINDOW: Duration = Duration::from_secs(2);
+/// Pairs of windows: one differs from the next by several percent on a machine that others share, and what is to be seen is less.
+const PAIRS: usize = 24;
 
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     let size = machine::affordable(setting.size(8 << 30, 1 << 30), report);
@@ -20,7 +22,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     let server = Server::start(size, &[])?.serving()?;
     // What the host has to find first, the filler would wait for instead of working.
     machine::warm_for_a_run(size)?;
-    let pairs = setting.size(10, 5);
+    let pairs = setting.size(PAIRS, 5);
     let case = format!("refill of {} beside a program on each CPU", Bytes(size as u64));
     report.expect(pairs, &case);
     let bystanders = Bystanders::start()?;
