@@ -298,13 +298,10 @@ impl Keeper {
         }
         let helpers = (self.cpu.ceil() as u64).saturating_sub(1);
         let most = PIECE * (1 + helpers as usize);
-        let (len, ready, promised) = {
-            let mut state = self.shared.state();
-            let Some(ready) = state.waiting(node, id) else { return Next::Again };
-            (most.min(ready.size - ready.filled), state.ready(), state.promised())
-        };
+        let missing = self.shared.state().waiting(node, id).map(|ready| ready.size - ready.filled);
+        let Some(len) = missing.map(|missing| most.min(missing)) else { return Next::Again };
+        let (ready, available) = self.supply();
         let reserved = self.shared.store.kind() == MemoryFs::Hugetlbfs;
-        let available = self.shared.available().saturating_sub(promised as u64);
         if reserved && available < len as u64 {
             return self.wait(NONE_RESERVED);
         }
@@ -367,6 +364,15 @@ impl Keeper {
         }
     }
 
+    /// Bytes that are ready, and those that could still be had and that nobody was promised.
+    fn supply(&self) -> (usize, u64) {
+        let (ready, promised) = {
+            let mut state = self.shared.state();
+            (state.ready(), state.promised())
+        };
+        (ready, self.shared.available().saturating_sub(promised as u64))
+    }
+
     /// Whether `len` bytes more may be filled at the time `now`, with `ready` bytes ready and `available` ones that nobody was promised.
     fn verdict(&mut self, ready: usize, len: usize, available: u64, now_ns: u64) -> Verdict {
         let total = procfs::memory_info().map_or(u64::MAX, |memory| memory.total);
@@ -386,11 +392,7 @@ impl Keeper {
     /// Looks at the machine and at what is taken.
     fn look(&mut self) {
         self.follow_settings();
-        let (ready, promised) = {
-            let mut state = self.shared.state();
-            (state.ready(), state.promised())
-        };
-        let available = self.shared.available().saturating_sub(promised as u64);
+        let (ready, available) = self.supply();
         if self.shared.store.kind() == MemoryFs::Tmpfs
             && let Verdict::GiveBack(bytes) = self.verdict(ready, 0, available, clock::now_ns())
         {

@@ -2,8 +2,9 @@
 //!
 //! **Life of a file.** The keeper makes it in a private mount (`store`), of a size that is likely to be asked for (`stock`), and has it
 //! filled with zeroed huge pages by the filler, a process of the idle class, within a share of a CPU, as long as the machine has memory
-//! that nobody else wants (`gate`), and not while somebody starts with what he has just taken (`rest`). A client's request makes it that client's, once: what was asked for and is not
-//! ready the client itself zeroes on the spot (`completion`). When nobody has it any more, its memory goes to the kernel.
+//! that nobody else wants (`gate`), and not while somebody starts with what he has just taken (`rest`). A client's request makes it
+//! that client's, once: what was asked for and is not ready the client itself zeroes on the spot (`completion`). When nobody has it any
+//! more, its memory goes to the kernel.
 //!
 //! **Who is served.** A thread for each connection (`server`); how much each user may have is in `quota`; what is said, in `protocol`.
 //!
