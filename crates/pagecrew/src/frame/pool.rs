@@ -146,7 +146,7 @@ impl Pool {
         let places = Table::new(count * FRAMES)?;
         let bytes = count * HUGE_PAGE_SIZE;
         let align = if count >= GIANT_AREAS { 1 << 30 } else { HUGE_PAGE_SIZE };
-        let span = region.allocate_bare(bytes, align)?;
+        let span = region.allocate_unbacked(bytes, align)?;
         let pool = Pool {
             stacks,
             states,

@@ -1,45 +1,60 @@
-//! What a region consists of: its zones, their spans with guards and tails, and what its crew wants to know.
+//! What a region consists of: its zones with what lies in them, the caches before them, and what its crew wants to know.
 //!
-//! Lock order: a zone's map, then nothing. No lock is held while the crew is called.
+//! Lock order: a zone's map, then its frontier, then nothing. No lock is held while the crew is called.
 
 use super::arena::{self, Arena, ZONE_ALIGN};
+use super::cache::{ARENA_MOST, Cache};
+use super::classes::{self, ALIGNED_LEAST};
+use super::density::Density;
 use super::options::Options;
+use super::page_map::PageMap;
 use super::retention::Retention;
 use super::rider::{self, Seat};
-use super::spans::{Grant, Marks, Piece, Segment, SpanMap, State, Want};
+use super::spans::{Grant, Marks, Pieces, Request, Segment, SpanMap, State, Want};
 use super::zeroing::Zeroing;
 use crate::crew::{Crew, Employer, Task, Tick};
 use crate::stats::{Counters, StatsPage};
 use crate::sys::memory::{self, Advice, Protection, Range};
 use crate::sys::topology::{MAX_NODES, Topology};
 use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, membarrier, procfs, sched};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// More moved spans than this, and pages are copied instead: each may cost two mappings of `vm.max_map_count` (65,530).
 const MOVED_MOST: usize = 8192;
-/// The last huge page of a span is kept from becoming one where more than this, or than this share of the span, would be wasted.
-const WASTE_MOST: usize = 512 << 10;
-const WASTE_SHARE: usize = 32;
+/// The most caches; beyond as many CPUs, two share one.
+const CACHES_MOST: usize = 256;
+/// Spans that are freed while another thread forks wait here for the lock: more than threads can have freed in that moment.
+const PARKED: usize = 64;
 
-/// A part of the arena for spans of one kind on one node.
+/// A part of the arena for one node, with small pages or with huge pages.
 pub(super) struct Zone {
     pub range: Range,
-    pub granule: usize,
     pub node: usize,
-    /// Whether huge pages are wanted; `None` leaves it to the system.
-    huge_pages: Option<bool>,
+    /// Whether its spans may be in huge pages.
+    pub huge: bool,
+    /// What is said about huge pages; `None` leaves it to the system.
+    advice: Option<bool>,
+    /// What begins where: the same that the map inside the lock uses.
+    pages: Arc<PageMap>,
     inner: Mutex<Inner>,
+    /// Address up to which the zone is accessible. The lock is for moving it.
+    frontier: AtomicUsize,
+    frontier_lock: Mutex<()>,
+    /// Of what was handed out, bytes that wait in caches, as last summed up; wraps.
+    cached: AtomicUsize,
+    /// Threads that wait for the lock.
+    waiting: AtomicUsize,
+    /// Pages and one of spans that wait for the lock to be free; 0 for none.
+    parked: [AtomicUsize; PARKED],
 }
 
 pub(super) struct Inner {
     pub map: SpanMap,
-    /// Address up to which the zone is accessible.
-    frontier: usize,
     /// What this zone last added to the region's sums.
     retained: usize,
     discarding: usize,
-    in_use: usize,
+    used: usize,
 }
 
 /// The shared part of a region; the crew's employer.
@@ -47,21 +62,41 @@ pub struct Core {
     pub(super) options: Options,
     arena: Arena,
     pub(super) zones: Vec<Zone>,
-    zone_stride: usize,
-    packed_len: usize,
+    /// Each zone has 2^this bytes.
+    zone_shift: u32,
+    caches: Box<[Cache]>,
+    /// Whether spans that are freed may wait in a cache.
+    pub(super) caching: AtomicBool,
     pub(super) stats: StatsPage,
-    /// Sums over the zones.
-    retained: AtomicUsize,
+    /// Sums over the zones. What is retained, and what of `used` lies in caches, with small pages and with huge pages.
+    retained: [AtomicUsize; 2],
+    cached: [AtomicUsize; 2],
     discarding: AtomicUsize,
-    in_use: AtomicUsize,
+    used: AtomicUsize,
     pub(super) retention: Retention,
     pub(super) zeroing: Zeroing,
+    pub(super) density: Density,
     pub(super) seat: Seat,
     /// The machine's memory, and the largest request that heuristic overcommit would grant, in bytes.
     machine: usize,
     largest: usize,
-    moved: AtomicUsize,
-    guards_work: bool,
+    /// Whether spans end with a guard.
+    pub(super) guards: bool,
+    /// Whether a thread is about to fork, holds the zones, and may be waiting for one that wants them.
+    pub(super) forking: AtomicBool,
+}
+
+/// What a span has to be.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Need {
+    /// Length in bytes, whole pages.
+    pub len: usize,
+    /// Its size class, counted from 1; 0 for none.
+    pub class: u8,
+    pub align: usize,
+    pub want: Want,
+    /// Whether it is to have huge pages.
+    pub huge: bool,
 }
 
 /// A handle for all that needs the crew.
@@ -71,9 +106,85 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A sum of differences of which some may be missing for a moment.
+fn not_below_zero(sum: usize) -> usize {
+    sum.cast_signed().max(0) as usize
+}
+
 impl Zone {
+    fn new(range: Range, node: usize, huge: bool, advice: Option<bool>) -> Result<Zone, Errno> {
+        let map = SpanMap::new(range.len, if huge { HUGE_PAGE_SIZE } else { PAGE_SIZE })?;
+        Ok(Zone {
+            range,
+            node,
+            huge,
+            advice,
+            pages: map.page_map(),
+            inner: Mutex::new(Inner { map, retained: 0, discarding: 0, used: 0 }),
+            frontier: AtomicUsize::new(range.start),
+            frontier_lock: Mutex::new(()),
+            cached: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
+            parked: std::array::from_fn(|_| AtomicUsize::new(0)),
+        })
+    }
+
+    /// Locks the zone. Spans that could not be freed while another thread was forking are taken back first.
     pub fn lock(&self) -> MutexGuard<'_, Inner> {
-        lock(&self.inner)
+        self.unpark(lock(&self.inner))
+    }
+
+    fn unpark<'z>(&'z self, mut inner: MutexGuard<'z, Inner>) -> MutexGuard<'z, Inner> {
+        if self.parked[0].load(Ordering::Relaxed) != 0 {
+            for place in &self.parked {
+                let page = place.swap(0, Ordering::Acquire);
+                // What the program altered has to be given back first, and waits as a span until the next fork.
+                if let Some(page) = page.checked_sub(1) {
+                    inner.map.release_retained(page * PAGE_SIZE);
+                }
+            }
+        }
+        inner
+    }
+
+    /// As [`Zone::lock`] for a thread of the program. `None` while another thread is forking: it may hold the zone and wait for a lock of
+    /// the C library that the caller holds.
+    pub fn lock_unless(&self, forking: &AtomicBool) -> Option<MutexGuard<'_, Inner>> {
+        if let Ok(inner) = self.inner.try_lock() {
+            return Some(self.unpark(inner));
+        }
+        // Whoever forks sets its flag first, and then waits for those who are waiting already.
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let inner = (!forking.load(Ordering::SeqCst)).then(|| self.lock());
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        inner
+    }
+
+    /// Leaves the retired span at page `page` for the next holder of the lock. Returns whether there was room.
+    fn park(&self, page: usize) -> bool {
+        self.parked
+            .iter()
+            .any(|place| place.compare_exchange(0, page + 1, Ordering::Release, Ordering::Relaxed).is_ok())
+    }
+
+    /// As [`Zone::park`] for a span in use. Returns whether that was possible.
+    pub fn retire_and_park(&self, offset: usize) -> bool {
+        let page = offset / PAGE_SIZE;
+        // A span that found no place is freed by its zone, to which it does not matter that it is retired.
+        self.pages.retire_any(page) && self.park(page)
+    }
+
+    /// Takes note that the span at `offset`, which its user is giving back, was looked at.
+    pub fn clear_fresh(&self, offset: usize, span: Segment) {
+        self.pages.set(offset / PAGE_SIZE, &Segment { marks: Marks { fresh: false, ..span.marks }, ..span });
+    }
+
+    /// Locks the zone for a fork.
+    pub fn lock_for_fork(&self) -> MutexGuard<'_, Inner> {
+        while self.waiting.load(Ordering::SeqCst) > 0 {
+            std::thread::yield_now();
+        }
+        self.lock()
     }
 
     pub fn unlocked(&self) -> bool {
@@ -82,6 +193,14 @@ impl Zone {
 
     pub fn at(&self, offset: usize, len: usize) -> Range {
         Range { start: self.range.start + offset, len }
+    }
+
+    /// The span in use that begins at `offset`, without the lock: for its user.
+    pub fn in_use_at(&self, offset: usize) -> Option<Segment> {
+        if !offset.is_multiple_of(PAGE_SIZE) || offset >= self.range.len {
+            return None;
+        }
+        self.pages.get(offset / PAGE_SIZE).filter(|segment| segment.state == State::InUse)
     }
 }
 
@@ -105,46 +224,53 @@ impl Core {
         let largest = largest.map_or(usize::MAX, |memory| (memory.total + memory.swap) as usize);
         let nodes = topology.nodes();
         // Much more address space than memory, so that fragmentation of it never matters.
-        let wanted = (16 * total).next_power_of_two().clamp(64 << 30, 64 << 40);
+        let wanted = (16 * total).next_power_of_two().clamp(64 << 30, ARENA_MOST.min(8 << 40));
         let arena = Arena::reserve(wanted, nodes * 64 * HUGE_PAGE_SIZE)?;
         let stats = StatsPage::new()?;
-        let align = if arena.range().len >= nodes * 8 * ZONE_ALIGN { ZONE_ALIGN } else { HUGE_PAGE_SIZE };
-        let zone_stride = (arena.range().len / nodes) & !(align - 1);
-        let packed_len = (zone_stride / 8) & !(align - 1);
+        // The zones' length is a power of two: an address says its zone by a shift.
+        let zone_shift = (arena.range().len / (2 * nodes)).ilog2();
+        let zone_len = 1usize << zone_shift;
+        let aligned = zone_len >= ZONE_ALIGN;
         let mut zones = Vec::with_capacity(2 * nodes);
         for node in 0..nodes {
-            let start = arena.range().start + node * zone_stride;
-            let packed = Range { start, len: packed_len };
-            let whole = Range { start: start + packed_len, len: zone_stride - packed_len };
-            for (range, granule, huge_pages) in
-                [(packed, PAGE_SIZE, None), (whole, HUGE_PAGE_SIZE, Some(options.huge_pages))]
-            {
-                arena::advise_huge_pages(range, huge_pages);
-                let map = SpanMap::new(range.len, granule);
-                stats.zones[zones.len()].publish(map.bytes());
-                let inner = Inner { map, frontier: range.start, retained: 0, discarding: 0, in_use: 0 };
-                zones.push(Zone { range, granule, node, huge_pages, inner: Mutex::new(inner) });
+            for huge in [false, true] {
+                let range = Range { start: arena.range().start + zones.len() * zone_len, len: zone_len };
+                debug_assert!(!aligned || range.start.is_multiple_of(ZONE_ALIGN));
+                let advice = Some(huge && options.huge_pages);
+                arena::advise_huge_pages(range, advice);
+                if nodes > 1 {
+                    // A wish; the kernel's own policy is the same where threads stay on their node.
+                    let _ = memory::prefer_node(range, node);
+                }
+                stats.zones[zones.len()].publish(crate::stats::ZoneBytes { reserved: range.len as u64, ..Default::default() });
+                zones.push(Zone::new(range, node, huge, advice)?);
             }
         }
         stats.set_zone_count(zones.len());
         let retention = Retention::new(&options);
+        let guards = options.guards && guards_work();
+        let cpus = sched::possible_cpus().clamp(1, CACHES_MOST);
+        let caching = options.retain != Some(0) && !options.guards;
         Ok(Core {
-            guards_work: guards_work(),
             options,
             arena,
             zones,
-            zone_stride,
-            packed_len,
+            zone_shift,
+            caches: (0..cpus).map(|cpu| Cache::new(topology.node_of(cpu).min(nodes - 1))).collect(),
+            caching: AtomicBool::new(caching),
             stats,
-            retained: AtomicUsize::new(0),
+            retained: [AtomicUsize::new(0), AtomicUsize::new(0)],
+            cached: [AtomicUsize::new(0), AtomicUsize::new(0)],
             discarding: AtomicUsize::new(0),
-            in_use: AtomicUsize::new(0),
+            used: AtomicUsize::new(0),
             retention,
             zeroing: Zeroing::new(),
+            density: Density::new(),
             seat: Seat::default(),
             machine: total,
             largest,
-            moved: AtomicUsize::new(0),
+            guards,
+            forking: AtomicBool::new(false),
         })
     }
 
@@ -154,21 +280,33 @@ impl Core {
     }
 
     /// The zone that `address` lies in.
+    #[inline(always)]
     pub fn zone_of(&self, address: usize) -> Option<&Zone> {
-        let offset = address.checked_sub(self.arena.range().start)?;
-        let node = offset / self.zone_stride;
-        let whole = (offset % self.zone_stride >= self.packed_len) as usize;
-        self.zones.get(2 * node + whole).filter(|zone| address < zone.range.end())
+        let offset = address.wrapping_sub(self.arena.range().start);
+        self.zones.get(offset >> self.zone_shift)
     }
 
-    /// Bytes that are free and backed.
+    /// Bytes that are free and have pages, those in caches included. Of memory with small pages, the share counts that has pages, as far as
+    /// is known.
     pub fn retained(&self) -> usize {
-        self.retained.load(Ordering::Relaxed)
+        let [small, huge] = [0, 1].map(|kind| {
+            self.retained[kind].load(Ordering::Relaxed).saturating_add(self.cached_of(kind))
+        });
+        self.density.share_of(small) + huge
+    }
+
+    /// Bytes that wait in caches, as last summed up.
+    pub fn cached(&self) -> usize {
+        self.cached_of(0) + self.cached_of(1)
+    }
+
+    fn cached_of(&self, kind: usize) -> usize {
+        not_below_zero(self.cached[kind].load(Ordering::Relaxed))
     }
 
     /// Bytes of the spans that are in use.
     pub fn in_use(&self) -> usize {
-        self.in_use.load(Ordering::Relaxed)
+        self.used.load(Ordering::Relaxed).saturating_sub(self.cached())
     }
 
     /// The machine's memory in bytes.
@@ -183,19 +321,26 @@ impl Core {
 
     /// Brings the published states and the region's sums up to date with a zone; called before its lock is opened.
     pub fn publish(&self, zone: &Zone, inner: &mut Inner) {
-        let index = 2 * zone.node + (zone.granule == HUGE_PAGE_SIZE) as usize;
-        self.stats.zones[index].publish(inner.map.bytes());
+        let index = 2 * zone.node + zone.huge as usize;
+        let mut bytes = inner.map.bytes();
+        // What waits in caches is in use as far as the zone knows.
+        let cached = bytes.in_use.min(not_below_zero(zone.cached.load(Ordering::Relaxed)) as u64);
+        (bytes.in_use, bytes.retained_dirty) = (bytes.in_use - cached, bytes.retained_dirty + cached);
+        self.stats.zones[index].publish(bytes);
         let (retained, discarding) = (inner.map.retained(), inner.map.discarding());
         // Wrapping: the sums of differences are right whatever their order.
         let moved = |sum: &AtomicUsize, now: usize, before: usize| {
             let difference = now.wrapping_sub(before);
-            sum.fetch_add(difference, Ordering::Relaxed).wrapping_add(difference)
+            if difference != 0 {
+                sum.fetch_add(difference, Ordering::Relaxed);
+            }
         };
-        let in_use = inner.map.used();
-        let all_retained = moved(&self.retained, retained, inner.retained);
+        let used = inner.map.used();
+        moved(&self.retained[zone.huge as usize], retained, inner.retained);
         moved(&self.discarding, discarding, inner.discarding);
-        self.retention.note(all_retained, moved(&self.in_use, in_use, inner.in_use));
-        (inner.retained, inner.discarding, inner.in_use) = (retained, discarding, in_use);
+        moved(&self.used, used, inner.used);
+        (inner.retained, inner.discarding, inner.used) = (retained, discarding, used);
+        self.retention.note(self.retained(), self.in_use());
     }
 
     /// The node that the calling thread runs on.
@@ -203,46 +348,97 @@ impl Core {
         if topology.nodes() == 1 { 0 } else { topology.node_of(sched::current_cpu()).min(MAX_NODES - 1) }
     }
 
-    /// Length of a span for `usable` bytes in a zone of this granule, a guard included.
-    fn span_len(&self, usable: usize, granule: usize) -> Option<usize> {
-        let guard = if self.options.guards && self.guards_work { PAGE_SIZE } else { 0 };
-        crate::sys::round_up(usable.checked_add(guard)?, granule)
+    /// Length and class of a span for `size` bytes, a guard included.
+    pub fn span_for(&self, size: usize) -> Option<(usize, u8)> {
+        if self.options.guards {
+            // The guard stands right behind what was asked for, so no two sizes share a span.
+            let guard = if self.guards { PAGE_SIZE } else { 0 };
+            return Some((crate::sys::round_up(size, PAGE_SIZE)?.checked_add(guard)?, 0));
+        }
+        classes::span_for(size)
+    }
+
+    /// Whether a span of `len` bytes should come from memory with huge pages.
+    pub fn wants_huge_pages(&self, len: usize) -> bool {
+        let keeps = len >= ALIGNED_LEAST || self.options.retain != Some(0);
+        self.options.huge_pages && keeps && self.density.wants_huge_pages(len, self.in_use())
     }
 
     /// Cuts a span out of a zone of the calling thread's node, or of another if that is full.
-    pub fn allocate(&self, topology: &Topology, usable: usize, align: usize, want: Want) -> Option<(&Zone, Grant)> {
-        let whole = (usable >= HUGE_PAGE_SIZE || align >= HUGE_PAGE_SIZE) as usize;
+    ///
+    /// Retained memory comes first: of the kind that is wanted and, where small pages are wanted, with huge pages too, since it is there
+    /// already. Before anything fresh would raise the program's peak, the caches are drained.
+    pub fn allocate(&self, topology: &Topology, need: Need) -> Option<(&Zone, Grant)> {
+        let Need { len, class, want, huge, .. } = need;
+        let align = if len >= ALIGNED_LEAST { need.align.max(HUGE_PAGE_SIZE) } else { need.align };
+        let request = |fresh| Request { len, align, want, class, revocable: self.can_revoke(), fresh };
         let own = self.node(topology);
+        let zone = |node: usize, huge: bool| &self.zones[2 * node + huge as usize];
+        let retained = || {
+            let other = (!huge && self.options.huge_pages).then(|| zone(own, true));
+            [Some(zone(own, huge)), other].into_iter().flatten().find_map(|zone| {
+                let any = zone.frontier.load(Ordering::Relaxed) > zone.range.start;
+                any.then(|| self.allocate_in(zone, &request(false))).flatten().map(|grant| (zone, grant))
+            })
+        };
+        if want != Want::AddressSpace {
+            let found = retained().or_else(|| {
+                let drain = self.cached() >= len / 8 && self.exceeds_peak(len);
+                (drain && self.drain_caches()).then(retained).flatten()
+            });
+            if found.is_some() {
+                return found;
+            }
+        }
         (0..topology.nodes()).find_map(|step| {
-            let zone = &self.zones[2 * ((own + step) % topology.nodes()) + whole];
-            self.allocate_in(zone, usable, align, want).map(|grant| (zone, grant))
+            let zone = zone((own + step) % topology.nodes(), huge);
+            self.allocate_in(zone, &request(true)).map(|grant| (zone, grant))
         })
     }
 
-    fn allocate_in(&self, zone: &Zone, usable: usize, align: usize, want: Want) -> Option<Grant> {
+    fn allocate_in(&self, zone: &Zone, request: &Request) -> Option<Grant> {
         // A small arena, as under RLIMIT_AS, is not aligned to more than a huge page.
-        let len = self.span_len(usable, zone.granule).filter(|_| zone.range.start.is_multiple_of(align))?;
-        let mut guard = zone.lock();
+        if !zone.range.start.is_multiple_of(request.align) {
+            return None;
+        }
+        let mut guard = zone.lock_unless(&self.forking)?;
         let inner = &mut *guard;
-        if want == Want::Zeroes {
+        if request.want == Want::Zeroes {
             self.take_in(zone, inner);
         }
-        let grant = inner.map.allocate(len, usable, align, want, self.can_revoke())?;
-        if !self.open_up(zone, inner, &grant.pieces) {
-            inner.map.undo(&grant);
-            self.publish(zone, inner);
-            return None;
+        let grant = inner.map.allocate(request);
+        if let Some(grant) = &grant {
+            self.revoke(&grant.pieces);
         }
         self.publish(zone, inner);
         drop(guard);
-        self.settle_tail(zone, grant.offset, usable, grant.len, Self::bare(&grant.pieces, grant.offset + usable));
+        let grant = grant?;
+        if !self.commit(zone, &grant.pieces) {
+            let mut inner = zone.lock();
+            inner.map.undo(&grant);
+            self.publish(zone, &mut inner);
+            return None;
+        }
+        if self.guards {
+            self.install_guard(zone, grant.offset, grant.len);
+        }
         Some(grant)
     }
 
-    /// Takes pieces away from the helper that zeroes them, and makes those accessible that are not. Called with the zone locked.
-    /// Returns whether the kernel granted it.
-    pub fn open_up(&self, zone: &Zone, inner: &mut Inner, pieces: &[Piece]) -> bool {
-        for piece in pieces {
+    /// Puts a guard on the last page of a span.
+    pub fn install_guard(&self, zone: &Zone, offset: usize, len: usize) {
+        // SAFETY: the page is part of the span and behind what the program may use.
+        if unsafe { memory::advise(zone.at(offset + len - PAGE_SIZE, PAGE_SIZE), Advice::GuardInstall) }.is_ok() {
+            let mut inner = zone.lock();
+            let marks = inner.map.in_use_at(offset).map(|span| span.marks).unwrap_or_default();
+            inner.map.mark(offset, Marks { guarded: true, ..marks });
+        }
+    }
+
+    /// Takes pieces away from the helpers that zero them. Called with the zone locked: what was left of such a piece is somebody else's
+    /// as soon as the lock opens.
+    pub fn revoke(&self, pieces: &Pieces) {
+        for piece in pieces.iter() {
             if let State::Zeroing(slot) = piece.state
                 // Registered before anything was set out.
                 && self.zeroing.ahead.revoke(slot, || _ = membarrier::restart_sequences())
@@ -250,112 +446,200 @@ impl Core {
                 self.counters().stragglers_bypassed.add(1);
             }
         }
-        let reserved =
-            pieces.iter().filter(|piece| piece.state == State::Reserved).map(|piece| zone.at(piece.offset, piece.len));
-        self.arena.commit(reserved, &mut inner.frontier, zone.range.end()).is_ok()
     }
 
-    /// Whether a huge page at the end of the span would waste much.
-    fn wasteful(&self, zone: &Zone, usable: usize, len: usize) -> bool {
-        zone.huge_pages == Some(true) && len - usable > WASTE_MOST.min(usable / WASTE_SHARE)
-    }
-
-    /// Whether none of the pieces has pages behind `offset`.
-    pub fn bare(pieces: &[Piece], offset: usize) -> bool {
-        pieces.iter().all(|piece| piece.backed == 0 || piece.offset + piece.len <= offset)
-    }
-
-    /// Sees to the tail of a span, behind what the program may use; `bare` says that it has no pages.
-    ///
-    /// A guard page is put there where the user asked for guards, and in an incomplete last huge page that would waste much: a page table
-    /// with a guard in it can't become a huge page. Pages of another span's time would be nobody's, neither in use nor retained.
-    pub fn settle_tail(&self, zone: &Zone, offset: usize, usable: usize, len: usize, bare: bool) {
-        if len - usable < PAGE_SIZE {
-            return;
+    /// Makes those pieces accessible that are not. Returns whether the kernel granted it.
+    pub fn commit(&self, zone: &Zone, pieces: &Pieces) -> bool {
+        let exact = self.arena.exact();
+        let missing = |piece: &&super::spans::Piece| {
+            let end = zone.range.start + piece.offset + piece.len;
+            piece.state == State::Reserved && (exact || end > zone.frontier.load(Ordering::Acquire))
+        };
+        if pieces.iter().find(missing).is_none() {
+            return true;
         }
-        let tail = zone.at(offset + usable, len - usable);
-        let small_pages = zone.huge_pages != Some(true);
-        let wasteful = self.wasteful(zone, usable, len);
-        // SAFETY: the tail is part of the span, and nobody needs what it holds.
-        let bare = bare || ((wasteful || small_pages) && unsafe { memory::discard(tail) }.is_ok());
-        let guard = Range { len: PAGE_SIZE, ..tail };
-        let guarded = (self.options.guards || wasteful)
-            && self.guards_work
-            // SAFETY: the page is part of the span and behind what the program may use.
-            && unsafe { memory::advise(guard, Advice::GuardInstall) }.is_ok();
-        let marks = Marks { guarded, bare: bare && (guarded || small_pages), ..Marks::default() };
-        if marks.guarded || marks.bare {
-            zone.lock().map.mark(offset, marks);
-        }
-    }
-
-    /// How much of a span may have pages. Behind what the program may use, a huge page may reach to the end; and where access rights
-    /// follow use exactly, what is free has to lose them.
-    pub fn backed(&self, span: &Segment) -> usize {
-        if span.marks.bare && !self.arena.exact() { span.usable } else { span.len }
+        let held = lock(&zone.frontier_lock);
+        let mut frontier = zone.frontier.load(Ordering::Relaxed);
+        let pieces = pieces.iter().filter(missing).map(|piece| zone.at(piece.offset, piece.len));
+        let granted = self.arena.commit(pieces, &mut frontier, zone.range.end()).is_ok();
+        zone.frontier.store(if exact { frontier.max(zone.range.start + PAGE_SIZE) } else { frontier }, Ordering::Release);
+        drop(held);
+        granted
     }
 
     /// Whether a request is larger than all memory and swap: the kernel's heuristic overcommit refuses those, and a program that
     /// asks for one expects the refusal rather than to be killed later.
-    pub fn absurd(&self, size: usize) -> bool {
+    pub fn exceeds_memory(&self, size: usize) -> bool {
         size > self.largest
-    }
-
-    /// Takes note that a span's pages were moved, or that it was mapped anew.
-    pub fn count_moved(&self, moved: bool) {
-        if moved {
-            self.moved.fetch_add(1, Ordering::Relaxed);
-        } else {
-            let _ = self.moved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
-        }
     }
 
     /// Whether one more span may be moved without coming near the kernel's limit of mappings.
     pub fn may_move(&self) -> bool {
-        self.moved.load(Ordering::Relaxed) < MOVED_MOST
+        self.zones.iter().map(|zone| zone.lock().map.moved()).sum::<usize>() < MOVED_MOST
     }
 
-    /// Removes the guard behind a span, before it is freed or resized: free memory has none. Called with the zone locked.
+    /// Removes the guard of a span, before it is freed or resized: free memory has none. Called with the zone locked.
     pub fn remove_guard(&self, zone: &Zone, inner: &mut Inner, offset: usize) {
-        let Some(span) = inner.map.in_use_at(offset) else { return };
-        if span.marks.guarded {
+        if let Some(span) = inner.map.in_use_at(offset).filter(|span| span.marks.guarded) {
             // SAFETY: this kind of advice changes no contents.
-            let _ = unsafe { memory::advise(zone.at(offset + span.usable, PAGE_SIZE), Advice::GuardRemove) };
+            let _ = unsafe { memory::advise(zone.at(offset + span.usable(), PAGE_SIZE), Advice::GuardRemove) };
+            inner.map.mark(offset, Marks { guarded: false, ..span.marks });
         }
-        inner.map.unmark_tail(offset);
-    }
-
-    /// As [`Core::span_len`] for the zone's granule.
-    pub fn len_in(&self, zone: &Zone, usable: usize) -> Option<usize> {
-        self.span_len(usable, zone.granule)
     }
 
     /// Gives up the address space of a zone that is not in use. Returns whether there was any.
     pub fn tighten(&self, zone: &Zone) -> bool {
         let mut inner = zone.lock();
         self.arena.be_exact();
-        let given_up = inner.map.give_up();
-        for &(offset, len) in &given_up {
+        let mut any = false;
+        inner.map.give_up(|offset, len| {
             // SAFETY: address space that no span has; the map never hands it out again.
             unsafe { self.arena.give_up(zone.at(offset, len)) };
-        }
+            any = true;
+        });
         self.publish(zone, &mut inner);
-        !given_up.is_empty()
+        any
     }
 
-    /// Before a fork: the ranges that a child does not need are marked so that the kernel does not copy them.
-    pub fn wipe_in_child(&self, inner: &Inner, zone: &Zone, advice: Advice) {
-        for (offset, segment) in inner.map.backed() {
-            if Self::wiped(&segment) {
+    // The caches.
+
+    /// The cache of the CPU that the calling thread runs on.
+    #[inline(always)]
+    fn cache(&self) -> &Cache {
+        let cpu = sched::this_cpu();
+        self.caches.get(cpu).unwrap_or_else(|| &self.caches[cpu % self.caches.len()])
+    }
+
+    /// The address of page `page` of the arena.
+    #[inline(always)]
+    fn address(&self, page: usize) -> usize {
+        self.arena.range().start + page * PAGE_SIZE
+    }
+
+    /// A span of `class` (counted from 1) that waits in the cache of this CPU. Its address and length.
+    #[inline(always)]
+    pub fn take_cached(&self, class: u8) -> Option<(usize, usize)> {
+        let cache = self.cache();
+        let address = self.address(cache.take(class as usize - 1)?);
+        let zone = self.zone_of(address)?;
+        let len = zone.pages.employ((address - zone.range.start) / PAGE_SIZE);
+        if cache.count_taken(len, zone.huge) {
+            self.sum_up(cache);
+        }
+        Some((address, len))
+    }
+
+    /// Takes the span at `address` back into the cache of this CPU. `Err` says what is to be done instead.
+    #[inline(always)]
+    pub fn put_cached(&self, address: usize) -> Result<(), NotCached> {
+        let Some(zone) = self.zone_of(address).filter(|_| self.caching.load(Ordering::Relaxed)) else {
+            return Err(NotCached::AsItWas);
+        };
+        let offset = address - zone.range.start;
+        if !offset.is_multiple_of(PAGE_SIZE) {
+            return Err(NotCached::AsItWas);
+        }
+        let cache = self.cache();
+        if zone.node != cache.node() {
+            return Err(NotCached::AsItWas);
+        }
+        let retired = zone.pages.retire(offset / PAGE_SIZE).ok_or(NotCached::AsItWas)?;
+        let page = (address - self.arena.range().start) / PAGE_SIZE;
+        if !cache.put(retired.class as usize - 1, page) {
+            return Err(NotCached::Retired(retired.len));
+        }
+        if cache.count_put(retired.len, zone.huge) { Err(NotCached::LookAfter(retired.len)) } else { Ok(()) }
+    }
+
+    /// Adds what a cache has counted to the region's sums.
+    #[cold]
+    #[inline(never)]
+    pub fn sum_up(&self, cache: &Cache) {
+        let tally = cache.tally();
+        self.counters().allocations.add(tally.taken as u64);
+        self.counters().allocated_bytes.add(tally.taken_bytes as u64);
+        self.counters().reused_bytes.add(tally.taken_bytes as u64);
+        self.counters().cached_allocations.add(tally.taken as u64);
+        self.counters().frees.add(tally.put as u64);
+        for (kind, change) in tally.held_change.into_iter().enumerate().filter(|&(_, change)| change != 0) {
+            self.cached[kind].fetch_add(change, Ordering::Relaxed);
+            self.zones[2 * cache.node() + kind].cached.fetch_add(change, Ordering::Relaxed);
+        }
+        self.note_call();
+        self.retention.note(self.retained(), self.in_use());
+    }
+
+    /// As [`Core::sum_up`] for the cache of this CPU.
+    pub fn sum_up_own(&self) {
+        self.sum_up(self.cache());
+    }
+
+    /// As [`Core::sum_up`] for every cache.
+    pub fn sum_up_all(&self) {
+        self.caches.iter().for_each(|cache| self.sum_up(cache));
+    }
+
+    /// Publishes what every zone has now.
+    pub fn publish_all(&self) {
+        self.sum_up_all();
+        for zone in &self.zones {
+            self.publish(zone, &mut zone.lock());
+        }
+    }
+
+    /// Gives every span that waits in a cache back to its zone. Returns whether there was any.
+    pub fn drain_caches(&self) -> bool {
+        let mut any = false;
+        for cache in &self.caches {
+            cache.drain(|page| {
+                any = true;
+                let address = self.address(page);
+                if let Some(zone) = self.zone_of(address) {
+                    self.release_retired(zone, address - zone.range.start);
+                }
+            });
+            self.sum_up(cache);
+        }
+        any
+    }
+
+    /// Gives a span that was retired and is in no cache back to its zone.
+    pub fn release_retired(&self, zone: &Zone, offset: usize) {
+        let mut inner = match zone.lock_unless(&self.forking) {
+            Some(inner) => inner,
+            None if zone.park(offset / PAGE_SIZE) => return,
+            None => zone.lock(),
+        };
+        inner.map.release_retained(offset);
+        self.publish(zone, &mut inner);
+    }
+
+    /// Before a fork: the ranges that a child does not need are marked so that the kernel does not copy them. Where it refuses, the child
+    /// has a copy, whose contents are unknown.
+    pub fn wipe_in_child(&self, inner: &mut Inner, zone: &Zone) {
+        self.advise_on_fork(inner, zone, Self::worth_wiping, Advice::WipeOnFork);
+    }
+
+    /// Undoes [`Core::wipe_in_child`] in the parent.
+    pub fn keep_in_child(&self, inner: &mut Inner, zone: &Zone) {
+        self.advise_on_fork(inner, zone, |segment| segment.marks.wiped, Advice::KeepOnFork);
+    }
+
+    fn advise_on_fork(&self, inner: &mut Inner, zone: &Zone, wanted: fn(&Segment) -> bool, advice: Advice) {
+        let mut offset = 0;
+        while let Some((at, segment)) = inner.map.next_backed(offset) {
+            if wanted(&segment) {
                 // SAFETY: this kind of advice changes no contents here; in the child, nobody needs free memory.
-                let _ = unsafe { memory::advise(zone.at(offset, segment.len), advice) };
+                let done = unsafe { memory::advise(zone.at(at, segment.len), advice) }.is_ok();
+                inner.map.set_wiped(at, done && advice == Advice::WipeOnFork);
             }
+            offset = at + segment.len;
         }
     }
 
     /// Whether a free segment is worth two system calls at each fork.
-    fn wiped(segment: &Segment) -> bool {
-        segment.len >= HUGE_PAGE_SIZE
+    fn worth_wiping(segment: &Segment) -> bool {
+        segment.len >= HUGE_PAGE_SIZE && !segment.marks.remap()
     }
 
     /// In a forked child: what was retained is address space again, and everything counts from zero.
@@ -372,19 +656,39 @@ impl Core {
             let _ = self.stats.detach();
         }
         for zone in &self.zones {
+            // A thread of the parent that waited for the zone is not here.
+            zone.waiting.store(0, Ordering::Relaxed);
             let mut inner = zone.lock();
-            self.wipe_in_child(&inner, zone, Advice::KeepOnFork);
-            let odd: Vec<_> = inner.map.backed().filter(|(_, segment)| segment.marks.remap()).collect();
-            for (offset, segment) in odd {
-                // SAFETY: free memory, which nobody uses. A range that could not be mapped anew is not used again either.
-                if unsafe { self.arena.renew(zone.at(offset, segment.len), zone.huge_pages) }.is_err() {
-                    inner.map.lose(offset);
+            // What was wiped and becomes address space must not be wiped again for this child's own children once it is in use.
+            let wiped: Vec<_> = inner.map.backed().filter(|(_, segment)| segment.marks.wiped).collect();
+            for (offset, segment) in wiped {
+                // SAFETY: this kind of advice changes no contents.
+                let _ = unsafe { memory::advise(zone.at(offset, segment.len), Advice::KeepOnFork) };
+            }
+            // What a helper of the parent was giving back and has to be mapped anew, this thread maps anew.
+            let altered: Vec<_> = inner.map.backed().filter(|(_, segment)| segment.state == State::Discarding).collect();
+            for (offset, segment) in altered.into_iter().filter(|(_, segment)| segment.marks.remap()) {
+                // SAFETY: free memory, which nobody uses.
+                match unsafe { self.arena.renew(zone.at(offset, segment.len), zone.advice) } {
+                    Ok(()) => inner.map.finish_discard(offset, segment.len, true),
+                    Err(_) => inner.map.lose(offset),
                 }
             }
-            inner.map.after_fork(|segment| Self::wiped(segment) || segment.marks.remap());
+            inner.map.after_fork();
             self.publish(zone, &mut inner);
         }
     }
+}
+
+/// Why a span is not in the cache now, and what is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotCached {
+    /// Nothing has happened: it is freed in its zone, or is no span.
+    AsItWas,
+    /// It is retired, of this length, and the cache had no room.
+    Retired(usize),
+    /// It is in the cache, and it is time to look at what is retained.
+    LookAfter(usize),
 }
 
 impl Employer for Core {
@@ -393,18 +697,15 @@ impl Employer for Core {
         let offset = task.range.start - zone.range.start;
         let marks = zone.lock().map.discarding_marks(offset);
         let remap = marks.remap() || self.arena.exact();
-        if remap {
-            // SAFETY: nobody uses a range in state `Discarding`.
-            if unsafe { self.arena.renew(task.range, zone.huge_pages) }.is_err() {
-                // It may not even be mapped any more. It stays as it is and is never handed out again.
-                return;
-            }
-            if marks.moved {
-                self.count_moved(false);
-            }
-        }
+        // SAFETY: nobody uses a range in state `Discarding`.
+        let renewed = !remap || unsafe { self.arena.renew(task.range, zone.advice) }.is_ok();
         let mut inner = zone.lock();
-        inner.map.finish_discard(offset, task.range.len, remap);
+        if renewed {
+            inner.map.finish_discard(offset, task.range.len, remap);
+        } else {
+            // It may not even be mapped any more: it is never handed out again, and nobody waits for it.
+            inner.map.lose(offset);
+        }
         self.publish(zone, &mut inner);
     }
 

@@ -83,7 +83,7 @@ impl Region {
             let inner = zone.lock();
             let mut run = Range { start: 0, len: 0 };
             let mut held: Vec<(usize, usize)> =
-                inner.map.in_use().chain(inner.map.backed()).map(|(offset, segment)| (offset, segment.len)).collect();
+                inner.map.handed_out().chain(inner.map.backed()).map(|(offset, segment)| (offset, segment.len)).collect();
             drop(inner);
             held.sort_unstable();
             for (offset, len) in held {

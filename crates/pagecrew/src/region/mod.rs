@@ -10,18 +10,27 @@
 //!     +------discard (decay, pressure, over the target)-------------------+
 //! ```
 //!
-//! [`Region::free`] returns in microseconds: the span is retained, or its pages are given back by the crew in parallel. What is
-//! retained never raises the program's peak, goes back when nothing needed it for the decay time, and at once under pressure
+//! Spans of up to 2 MiB have one of a few sizes, and wait on the CPU where they were freed for the next request of their size: such a pair
+//! takes no lock and makes no system call. What else is freed is retained in its zone, or its pages are given back by the crew in
+//! parallel. What is retained never raises the program's peak, goes back when nothing needed it for the decay time, and at once under pressure
 //! (see [`policy`]). [`Region::allocate_zeroed`] takes memory that is known to be zero first.
 //!
 //! Sources: parallel free (Aaron Lu, 2017) and PG_zero (Liang Li, 2020), whose reviewers asked for the memory to be bounded, for
 //! somebody to pay for the CPU, and not to zero what is small and hot.
 
 mod arena;
+mod bins;
+mod bits;
+mod cache;
+mod classes;
 mod core;
+mod density;
 mod exit;
+mod links;
 mod options;
+pub mod page_map;
 pub mod policy;
+mod resize;
 mod retention;
 mod rider;
 pub(crate) mod signals;
@@ -33,14 +42,20 @@ mod zeroing;
 pub use options::{NAMES, Name, OptionError, Options};
 pub use rider::Rider;
 
-use self::core::{Core, Inner, RegionCrew, Zone};
+pub use resize::ResizeError;
+
+use self::core::{Core, Inner, NotCached, RegionCrew, Zone};
 use crate::crew::{Crew, Employer, ForkGuard, Operation, Task};
 use crate::stats::{Snapshot, StatsPage};
-use crate::sys::memory::{self, Advice, Range};
+use crate::sys::memory::Range;
 use crate::sys::sched::{self, CpuSet};
 use crate::sys::topology::Topology;
-use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, clock, round_up};
-use spans::{Marks, State, Want};
+use crate::sys::zero::{self, Use};
+use crate::sys::{Errno, PAGE_SIZE, clock, round_up};
+use self::core::Need;
+use crate::sys::HUGE_PAGE_SIZE;
+use spans::{Segment, State, Want};
+use std::sync::atomic::Ordering;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::MutexGuard;
@@ -161,23 +176,29 @@ impl Region {
 
     /// A copy of the counters and states.
     pub fn snapshot(&self) -> Snapshot {
+        self.core().publish_all();
         self.stats().snapshot()
     }
 
-    /// Hands out at least `size` bytes aligned to `align` (and to a page; from 2 MiB on, to a huge page). Their contents are
+    /// Hands out at least `size` bytes aligned to `align` (and to a page; from 32 MiB on, to a huge page). Their contents are
     /// undefined.
     ///
     /// # Errors
     /// See [`AllocateError`].
+    #[inline]
     pub fn allocate(&self, size: usize, align: usize) -> Result<NonNull<u8>, AllocateError> {
-        self.allocate_for(size, align, Want::Any)
+        match self.take_cached(size, align) {
+            Some(span) => Ok(Self::pointer(span.start)),
+            None => self.allocate_for(size, align, Want::Any),
+        }
     }
 
     /// A span for whoever runs the region itself: it is not counted as the program's. `None` where there is none to be had.
     pub fn allocate_uncounted(&self, size: usize) -> Option<NonNull<u8>> {
-        let usable = round_up(size, PAGE_SIZE).filter(|&usable| usable > 0)?;
-        let (zone, grant) = self.core().allocate(self.crew.topology(), usable, 1, Want::Any)?;
-        Some(Self::pointer(zone, grant.offset))
+        let len = round_up(size, PAGE_SIZE).filter(|&len| len > 0)?;
+        let need = Need { len, class: 0, align: 1, want: Want::Any, huge: false };
+        let (zone, grant) = self.core().allocate(self.crew.topology(), need)?;
+        Some(Self::pointer(zone.range.start + grant.offset))
     }
 
     /// As [`Region::allocate`]; the first `size` bytes are zero.
@@ -185,56 +206,80 @@ impl Region {
     /// # Errors
     /// As [`Region::allocate`].
     pub fn allocate_zeroed(&self, size: usize, align: usize) -> Result<NonNull<u8>, AllocateError> {
-        self.allocate_for(size, align, Want::Zeroes)
+        let Some(span) = self.take_cached(size, align) else {
+            return self.allocate_for(size, align, Want::Zeroes);
+        };
+        let used = Range { len: size.next_multiple_of(PAGE_SIZE), ..span };
+        // SAFETY: the span belongs to this call, and is at least as long.
+        unsafe { zero::zero(used, Use::Soon) };
+        self.core().counters().zeroed_by_caller_bytes.add(used.len as u64);
+        Ok(Self::pointer(span.start))
+    }
+
+    /// A span that waits on this CPU, if one of the right size does.
+    #[inline(always)]
+    fn take_cached(&self, size: usize, align: usize) -> Option<Range> {
+        if size == 0 || size > classes::CACHED_MOST || align > PAGE_SIZE || !align.is_power_of_two() {
+            return None;
+        }
+        let (_, class) = classes::span_for(size).filter(|&(_, class)| class > 0)?;
+        let (start, len) = self.core().take_cached(class)?;
+        Some(Range { start, len })
     }
 
     /// Hands out `size` bytes aligned to `align` without a page behind them: for a layer that keeps books of its own of what it touches.
     ///
     /// # Errors
     /// As [`Region::allocate`].
-    pub(crate) fn allocate_bare(&self, size: usize, align: usize) -> Result<NonNull<u8>, AllocateError> {
+    pub(crate) fn allocate_unbacked(&self, size: usize, align: usize) -> Result<NonNull<u8>, AllocateError> {
         let core = self.core();
         let out_of_memory = AllocateError::OutOfMemory { size };
-        let usable =
-            round_up(size, PAGE_SIZE).filter(|&usable| usable > 0 && !core.absurd(usable)).ok_or(out_of_memory)?;
-        let found = core.allocate(self.crew.topology(), usable, align, Want::AddressSpace);
-        let (zone, grant) = found.ok_or(out_of_memory)?;
-        for piece in grant.pieces.iter().filter(|piece| piece.backed > 0) {
-            // SAFETY: the piece is part of the new span. A range of the region is never refused.
-            let _ = unsafe { memory::discard(zone.at(piece.offset, piece.len)) };
-        }
-        Ok(Self::pointer(zone, grant.offset))
+        let len = round_up(size, PAGE_SIZE).filter(|&len| len > 0 && !core.exceeds_memory(len)).ok_or(out_of_memory)?;
+        let need = Need { len, class: 0, align, want: Want::AddressSpace, huge: core.options.huge_pages };
+        let (zone, grant) = core.allocate(self.crew.topology(), need).ok_or(out_of_memory)?;
+        Ok(Self::pointer(zone.range.start + grant.offset))
     }
 
     fn allocate_for(&self, size: usize, align: usize, want: Want) -> Result<NonNull<u8>, AllocateError> {
         let core = self.core();
-        let supported = size > 0 && align.is_power_of_two() && align <= MAX_ALIGN;
-        let usable =
-            round_up(size, PAGE_SIZE).filter(|_| supported).ok_or(AllocateError::Unsupported { size, align })?;
+        let unsupported = AllocateError::Unsupported { size, align };
+        if size == 0 || !align.is_power_of_two() || align > MAX_ALIGN {
+            return Err(unsupported);
+        }
+        let (len, class) = core.span_for(size).ok_or(unsupported)?;
         let out_of_memory = AllocateError::OutOfMemory { size };
-        if core.absurd(usable) {
+        if core.exceeds_memory(len) {
             return Err(out_of_memory);
         }
-        let allocate = || core.allocate(self.crew.topology(), usable, align, want);
-        let retry = || self.make_way().then(allocate).flatten();
+        // A span with an alignment of its own does not wait for requests that have none.
+        let class = if align > PAGE_SIZE { 0 } else { class };
+        let huge = core.wants_huge_pages(len) || (align.min(len) >= HUGE_PAGE_SIZE && core.options.huge_pages);
+        let need = Need { len, class, align, want, huge };
+        let allocate = || core.allocate(self.crew.topology(), need);
+        let retry = || self.reclaim_all().then(allocate).flatten();
         let (zone, grant) = allocate().or_else(retry).ok_or(out_of_memory)?;
-        let reused = grant.pieces.iter().map(|piece| piece.backed).sum::<usize>().min(usable);
-        let fresh = usable - reused;
-        let counters = self.crew.employer().counters();
+        let reused = grant.pieces.backed();
+        let fresh = len - reused;
+        let counters = core.counters();
         counters.allocations.add(1);
-        counters.allocated_bytes.add(usable as u64);
+        counters.allocated_bytes.add(len as u64);
         counters.reused_bytes.add(reused as u64);
         core.note_call();
-        core.note_want(want, usable, &grant.pieces);
+        core.note_want(want, len, &grant.pieces);
+        let span = zone.at(grant.offset, len);
+        if reused == 0 && !zone.huge {
+            core.density.handed_out(span);
+        }
         if want == Want::Zeroes {
-            counters.zeroing_skipped_bytes.add(core.clear(&self.crew, zone, &grant, usable) as u64);
+            let used = size.next_multiple_of(PAGE_SIZE);
+            counters.zeroing_skipped_bytes.add(core.clear(&self.crew, zone, &grant, used) as u64);
         }
         core.target_after_allocation(reused);
         if fresh > 0 {
-            core.make_room(&self.crew, fresh);
+            core.reserve_headroom(&self.crew, zone, fresh);
         }
-        self.call_rider(usable);
-        Ok(Self::pointer(zone, grant.offset))
+        self.call_rider(len);
+        Ok(Self::pointer(span.start))
     }
 
     /// Has the watcher take `rider` along from now on, if it has none yet.
@@ -253,8 +298,9 @@ impl Region {
         self.core().huge_spans()
     }
 
-    fn pointer(zone: &Zone, offset: usize) -> NonNull<u8> {
-        NonNull::new((zone.range.start + offset) as *mut u8).expect("an arena is never mapped at address 0")
+    #[inline(always)]
+    fn pointer(address: usize) -> NonNull<u8> {
+        NonNull::new(address as *mut u8).expect("an arena is never mapped at address 0")
     }
 
     /// The zone that a pointer lies in and its offset there.
@@ -272,10 +318,19 @@ impl Region {
             return PointerError::Foreign(address);
         }
         match inner.map.segment_of(offset) {
-            Some((start, segment)) if segment.state == State::InUse => {
+            Some((start, segment)) if segment.state == State::InUse && start != offset => {
                 PointerError::Inside { address, start: zone.range.start + start }
             }
             _ => PointerError::NotInUse(address),
+        }
+    }
+
+    /// The span in use at `pointer`, with its zone and its offset there.
+    fn span_at(&self, pointer: NonNull<u8>) -> Result<(&Zone, usize, Segment), PointerError> {
+        let (zone, offset) = self.place(pointer)?;
+        match zone.in_use_at(offset) {
+            Some(span) => Ok((zone, offset, span)),
+            None => Err(Self::diagnose(zone, &zone.lock(), offset)),
         }
     }
 
@@ -284,9 +339,7 @@ impl Region {
     /// # Errors
     /// See [`PointerError`].
     pub fn usable_size(&self, pointer: NonNull<u8>) -> Result<usize, PointerError> {
-        let (zone, offset) = self.place(pointer)?;
-        let inner = zone.lock();
-        inner.map.in_use_at(offset).map(|span| span.usable).ok_or_else(|| Self::diagnose(zone, &inner, offset))
+        self.span_at(pointer).map(|(_, _, span)| span.usable())
     }
 
     /// Takes a span back. Returns in microseconds unless memory is given back faster than the crew can do it.
@@ -296,15 +349,64 @@ impl Region {
     ///
     /// # Errors
     /// See [`PointerError`]; nothing has changed then.
+    #[inline]
     pub unsafe fn free(&self, pointer: NonNull<u8>) -> Result<(), PointerError> {
+        match self.core().put_cached(pointer.as_ptr() as usize) {
+            Ok(()) => Ok(()),
+            // SAFETY: by the function's own contract.
+            Err(why) => unsafe { self.free_past_caches(pointer, why) },
+        }
+    }
+
+    /// # Safety
+    /// As [`Region::free`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn free_past_caches(&self, pointer: NonNull<u8>, why: NotCached) -> Result<(), PointerError> {
         let core = self.core();
-        let (zone, offset) = self.place(pointer)?;
-        let mut inner = zone.lock();
-        let span = inner.map.in_use_at(offset).ok_or_else(|| Self::diagnose(zone, &inner, offset))?;
-        let target = core.target_after_free(span.usable);
-        let keep = core.keep(&span, target);
+        match why {
+            // SAFETY: by the function's own contract.
+            NotCached::AsItWas => return unsafe { self.free_span(pointer) },
+            NotCached::LookAfter(len) => {
+                core.sum_up_own();
+                core.wake(&self.crew, len);
+            }
+            NotCached::Retired(len) => {
+                let (zone, offset) = self.place(pointer)?;
+                core.release_retired(zone, offset);
+                core.counters().frees.add(1);
+                core.note_call();
+                core.settle_retained(&self.crew, len);
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`Region::free`].
+    unsafe fn free_span(&self, pointer: NonNull<u8>) -> Result<(), PointerError> {
+        let core = self.core();
+        let (zone, offset, span) = self.span_at(pointer)?;
+        if span.marks.fresh {
+            if !span.marks.altered {
+                // SAFETY: the span is mapped and, by the function's own contract, nobody uses it.
+                unsafe { core.density.taken_back(zone.at(offset, span.len), zone.huge) };
+            }
+            // It may wait in a cache from now on.
+            zone.clear_fresh(offset, span);
+            match core.put_cached(pointer.as_ptr() as usize) {
+                Ok(()) => return Ok(()),
+                Err(NotCached::AsItWas) => {}
+                // SAFETY: by the function's own contract.
+                Err(why) => return unsafe { self.free_past_caches(pointer, why) },
+            }
+        }
+        let Some(mut inner) = zone.lock_unless(&core.forking).or_else(|| (!zone.retire_and_park(offset)).then(|| zone.lock()))
+        else {
+            return Ok(());
+        };
         core.remove_guard(zone, &mut inner, offset);
-        let discard = inner.map.release(offset, core.backed(&span), keep);
+        let discard = inner.map.release(offset);
         core.publish(zone, &mut inner);
         drop(inner);
         core.counters().frees.add(1);
@@ -312,124 +414,8 @@ impl Region {
         if let Some((offset, len)) = discard {
             core.discard(&self.crew, zone, offset, len);
         }
-        core.wake(&self.crew, span.len);
+        core.settle_retained(&self.crew, span.len);
         Ok(())
-    }
-
-    /// Makes the span at `pointer` at least `size` bytes long, keeping its contents up to the shorter length: where it is if
-    /// the address space behind it is free, else by moving its pages. Returns where it is now; if that is another place, the old
-    /// pointer is not to be used any more.
-    ///
-    /// # Safety
-    /// Nobody else uses the span meanwhile.
-    ///
-    /// # Errors
-    /// [`ResizeError`]; the span is as it was then.
-    pub unsafe fn resize(&self, pointer: NonNull<u8>, size: usize) -> Result<NonNull<u8>, ResizeError> {
-        let refused = ResizeError::Memory(AllocateError::OutOfMemory { size });
-        let usable = round_up(size.max(1), PAGE_SIZE).filter(|&usable| !self.core().absurd(usable)).ok_or(refused)?;
-        self.core().counters().reallocations.add(1);
-        // SAFETY: by the function's own contract; a span that could not be resized is as it was.
-        unsafe {
-            match self.resize_once(pointer, size, usable) {
-                Err(ResizeError::Memory(_)) if self.make_way() => self.resize_once(pointer, size, usable),
-                result => result,
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`Region::resize`]; `usable` is `size` in whole pages.
-    unsafe fn resize_once(&self, pointer: NonNull<u8>, size: usize, usable: usize) -> Result<NonNull<u8>, ResizeError> {
-        let core = self.core();
-        let (zone, offset) = self.place(pointer)?;
-        let refused = ResizeError::Memory(AllocateError::OutOfMemory { size });
-        let len = core.len_in(zone, usable).ok_or(refused)?;
-        let mut guard = zone.lock();
-        let inner = &mut *guard;
-        let span = inner.map.in_use_at(offset).ok_or_else(|| Self::diagnose(zone, inner, offset))?;
-        // A span that becomes small enough to be packed moves to where spans are packed, and the other way round.
-        let fits_kind = (zone.granule == HUGE_PAGE_SIZE) == (usable >= HUGE_PAGE_SIZE);
-        if !fits_kind {
-            drop(guard);
-            // SAFETY: by the function's own contract.
-            return unsafe { self.copy_to_new(pointer, span.usable, size) };
-        }
-        core.remove_guard(zone, inner, offset);
-        if len <= span.len {
-            let target = core.target_after_free(span.usable.saturating_sub(usable));
-            let keep = core.keep(&span, target);
-            let discard = inner.map.shrink(offset, len, usable, core.backed(&span), keep);
-            core.publish(zone, inner);
-            drop(guard);
-            core.settle_tail(zone, offset, usable, len, false);
-            if let Some((offset, len)) = discard {
-                core.discard(&self.crew, zone, offset, len);
-            }
-            return Ok(pointer);
-        }
-        if let Some(pieces) = inner.map.grow(offset, len, usable, core.can_revoke()) {
-            if core.open_up(zone, inner, &pieces) {
-                core.publish(zone, inner);
-                drop(guard);
-                core.settle_tail(zone, offset, usable, len, Core::bare(&pieces, offset + usable));
-                core.counters().grown_in_place_bytes.add((len - span.len) as u64);
-                core.make_room(&self.crew, usable - span.usable);
-                return Ok(pointer);
-            }
-            // The kernel refused the growth: the span is cut back, and what was added goes back through the usual way.
-            let back = inner.map.shrink(offset, span.len, span.usable, len, 0);
-            core.publish(zone, inner);
-            drop(guard);
-            core.settle_tail(zone, offset, span.usable, span.len, false);
-            if let Some((offset, len)) = back {
-                core.discard(&self.crew, zone, offset, len);
-            }
-            return Err(refused);
-        }
-        drop(guard);
-        if span.len < HUGE_PAGE_SIZE || !core.may_move() {
-            // SAFETY: by the function's own contract.
-            return unsafe { self.copy_to_new(pointer, span.usable, size) };
-        }
-        let Some((new_zone, grant)) = core.allocate(self.crew.topology(), usable, 1, Want::AddressSpace) else {
-            core.settle_tail(zone, offset, span.usable, span.len, false);
-            return Err(refused);
-        };
-        let from = Range { start: zone.range.start + offset, len: span.len };
-        // SAFETY: `from` is the span of the caller, which does not use it meanwhile; the new span belongs to this call.
-        if unsafe { memory::move_pages(from, new_zone.range.start + grant.offset) }.is_err() {
-            // SAFETY: the new span is this call's own.
-            let _ = unsafe { self.free(Self::pointer(new_zone, grant.offset)) };
-            // SAFETY: by the function's own contract.
-            return unsafe { self.copy_to_new(pointer, span.usable, size) };
-        }
-        core.counters().moved_bytes.add(span.len as u64);
-        core.count_moved(true);
-        // Advice and locks move with the pages; the guard behind the old span was removed, the new one has its own.
-        new_zone.lock().map.mark(grant.offset, Marks { moved: true, guarded: false, bare: false, ..span.marks });
-        let mut inner = zone.lock();
-        let discard = inner.map.release(offset, span.len, 0);
-        core.publish(zone, &mut inner);
-        drop(inner);
-        if let Some((offset, len)) = discard {
-            core.discard(&self.crew, zone, offset, len);
-        }
-        Ok(Self::pointer(new_zone, grant.offset))
-    }
-
-    /// # Safety
-    /// As [`Region::resize`]; the span has `usable` bytes.
-    unsafe fn copy_to_new(&self, pointer: NonNull<u8>, usable: usize, size: usize) -> Result<NonNull<u8>, ResizeError> {
-        let new = self.allocate(size, 1)?;
-        let count = usable.min(size);
-        // SAFETY: both spans are at least `count` bytes long and different; the old one belongs to the caller.
-        unsafe {
-            std::ptr::copy_nonoverlapping(pointer.as_ptr(), new.as_ptr(), count);
-            self.free(pointer)?;
-        }
-        self.core().counters().copied_bytes.add(count as u64);
-        Ok(new)
     }
 
     /// Backs the first `size` bytes of the span at `pointer` with pages now, in parallel.
@@ -437,11 +423,8 @@ impl Region {
     /// # Errors
     /// See [`PointerError`].
     pub fn populate(&self, pointer: NonNull<u8>, size: usize) -> Result<(), PointerError> {
-        let (zone, offset) = self.place(pointer)?;
-        let inner = zone.lock();
-        let span = inner.map.in_use_at(offset).ok_or_else(|| Self::diagnose(zone, &inner, offset))?;
-        drop(inner);
-        let len = round_up(size, PAGE_SIZE).unwrap_or(span.usable).min(span.usable);
+        let (zone, offset, span) = self.span_at(pointer)?;
+        let len = round_up(size, PAGE_SIZE).unwrap_or(span.usable()).min(span.usable());
         let range = Range { start: zone.range.start + offset, len };
         // SAFETY: the range is in use and mapped; populating changes no contents.
         unsafe { self.crew.run(Task { operation: Operation::Populate, range, node: 0, report: false }) };
@@ -458,9 +441,7 @@ impl Region {
             let mut inner = zone.lock();
             let offset = at - zone.range.start;
             let Some((start, segment)) = inner.map.segment_of(offset) else { return };
-            if segment.state == State::InUse {
-                inner.map.mark(offset, Marks { altered: true, ..Marks::default() });
-            }
+            inner.map.mark_altered(offset);
             at = zone.range.start + start + segment.len;
         }
     }
@@ -476,9 +457,10 @@ impl Region {
         let deadline = clock::now_ns() + patience.as_nanos() as u64;
         loop {
             core.call_off_zeroing();
-            core.discard_down_to(&self.crew, 0);
+            core.drain_caches();
+            core.discard_down_to(&self.crew, 0, None);
             self.crew.assist(Operation::Discard, || false);
-            if core.retained() + core.discarding() == 0 || clock::now_ns() > deadline {
+            if core.discarding() == 0 || clock::now_ns() > deadline {
                 break;
             }
             self.crew.hurry();
@@ -488,7 +470,7 @@ impl Region {
 
     /// After a refusal of the kernel: where it accounts for accessible memory, what is retained or on its way back may be what is
     /// missing. Returns whether there was any.
-    fn make_way(&self) -> bool {
+    fn reclaim_all(&self) -> bool {
         let any = self.core().retained() + self.core().discarding() > 0;
         if any {
             self.trim_within(REFUSED_PATIENCE);
@@ -505,12 +487,16 @@ impl Region {
     }
 
     /// Holds the region still for a fork. Call it before, then drop what it returns in the parent and hand it to
-    /// [`RegionForkGuard::in_child`] in the child. Free memory is not copied into the child.
+    /// [`RegionForkGuard::in_child`] in the child. Free memory is not copied into the child. Meanwhile no other thread waits for the region:
+    /// what it can't get is refused, what it frees is taken back later.
     pub fn before_fork(&self) -> RegionForkGuard<'_> {
-        let zones: Vec<_> = self.core().zones.iter().map(Zone::lock).collect();
+        let core = self.core();
+        core.drain_caches();
+        core.forking.store(true, Ordering::SeqCst);
+        let mut zones: Vec<_> = core.zones.iter().map(Zone::lock_for_fork).collect();
         let roster = Some(self.crew.hold_for_fork());
-        for (zone, inner) in self.core().zones.iter().zip(&zones) {
-            self.core().wipe_in_child(inner, zone, Advice::WipeOnFork);
+        for (zone, inner) in core.zones.iter().zip(&mut zones) {
+            core.wipe_in_child(inner, zone);
         }
         RegionForkGuard { region: self, zones, roster }
     }
@@ -538,40 +524,10 @@ impl RegionForkGuard<'_> {
 impl Drop for RegionForkGuard<'_> {
     /// In the parent.
     fn drop(&mut self) {
-        for (zone, inner) in self.region.core().zones.iter().zip(&self.zones) {
-            self.region.core().wipe_in_child(inner, zone, Advice::KeepOnFork);
+        let core = self.region.core();
+        for (zone, inner) in core.zones.iter().zip(&mut self.zones) {
+            core.keep_in_child(inner, zone);
         }
+        core.forking.store(false, Ordering::SeqCst);
     }
 }
-
-/// Why a span could not be resized.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ResizeError {
-    /// The pointer is wrong.
-    Pointer(PointerError),
-    /// There is no memory.
-    Memory(AllocateError),
-}
-
-impl From<PointerError> for ResizeError {
-    fn from(error: PointerError) -> ResizeError {
-        ResizeError::Pointer(error)
-    }
-}
-
-impl From<AllocateError> for ResizeError {
-    fn from(error: AllocateError) -> ResizeError {
-        ResizeError::Memory(error)
-    }
-}
-
-impl fmt::Display for ResizeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ResizeError::Pointer(error) => error.fmt(f),
-            ResizeError::Memory(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for ResizeError {}

@@ -30,7 +30,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         Options {
-            threshold: 1 << 20,
+            threshold: 64 << 10,
             retain: None,
             decay: Duration::from_secs(10),
             helpers: None,
@@ -54,7 +54,7 @@ pub struct Name {
 
 /// Every option that the environment can set.
 pub const NAMES: [Name; 9] = [
-    Name { variable: "PAGECREW_THRESHOLD", help: "serve allocations of at least this size [1M; at least 64K]" },
+    Name { variable: "PAGECREW_THRESHOLD", help: "serve allocations of at least this size [64K, the least]" },
     Name {
         variable: "PAGECREW_RETAIN",
         help: "keep at most this much free memory for reuse [auto: half of the memory that may be used]",

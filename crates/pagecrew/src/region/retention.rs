@@ -4,7 +4,6 @@ use super::core::{Core, RegionCrew, Zone, lock};
 use super::options::Options;
 use super::policy::{LowWater, expected_growth, first_peak};
 use super::signals::SignalReader;
-use super::spans::Segment;
 use crate::crew::look::NextLook;
 use crate::crew::{Employer, Operation, Task, Tick};
 use crate::sys::{clock, memory};
@@ -13,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Memory that is retained without a watcher: less than a new thread is worth.
-const UNWATCHED: usize = 32 << 20;
+const UNWATCHED: usize = 4 << 20;
 /// The longest pause between two looks at the signals while something is retained.
 const MOST_PAUSE: Duration = Duration::from_millis(20);
 /// The shortest one: near a limit of the machine or the control group, and where little is retained.
@@ -148,14 +147,14 @@ impl Core {
         follow(before.unwrap_or(0)).min(self.own_room() + bytes)
     }
 
-    /// How many bytes of a span that is given back may be retained, of its length: all of it where its pages fit below the target.
-    pub fn keep(&self, span: &Segment, target: usize) -> usize {
-        let room = target.saturating_sub(self.retained());
-        match span.marks.altered {
-            true => 0,
-            false if span.usable <= room => usize::MAX,
-            false => room,
+    /// After `freed` bytes have come back: what is retained beyond the bound goes back, and the watcher is there where it has to be.
+    pub fn settle_retained(&self, crew: &RegionCrew, freed: usize) {
+        let target = self.target_after_free(freed);
+        let retained = self.retained();
+        if retained > target + self.slack(retained) {
+            self.discard_down_to(crew, target, None);
         }
+        self.wake(crew, freed);
     }
 
     /// How much less is in use than there once was: retained memory may fill that, and the sum stays below the peak.
@@ -165,7 +164,14 @@ impl Core {
 
     /// What may be there beyond the target: without pressure, little enough to spare a large span a hole; near a limit, nothing.
     fn slack(&self, retained: usize) -> usize {
-        if self.retention.near_limit.load(Ordering::Relaxed) { 0 } else { retained / SLACK_SHARE }
+        let none = self.retention.near_limit.load(Ordering::Relaxed) || self.options.retain == Some(0);
+        if none { 0 } else { retained / SLACK_SHARE }
+    }
+
+    /// Whether `fresh` bytes more would raise the program's peak, with all that is retained.
+    pub fn exceeds_peak(&self, fresh: usize) -> bool {
+        let peak = self.retention.peak_in_use.load(Ordering::Relaxed);
+        self.in_use() + self.retained() + fresh > peak + peak / SLACK_SHARE
     }
 
     /// How much may be retained now that `bytes` more are in use.
@@ -213,14 +219,23 @@ impl Core {
         Some(Sample { excess: if excess > slack { excess } else { 0 }, bound: target + slack, pressure })
     }
 
-    /// Discards retained memory until no more than `target` is retained. Returns the bytes.
-    pub fn discard_down_to(&self, crew: &RegionCrew, target: usize) -> usize {
+    /// Discards retained memory until no more than `target` is retained, that of `last` behind all other. Returns the bytes.
+    pub fn discard_down_to(&self, crew: &RegionCrew, target: usize, last: Option<&Zone>) -> usize {
+        let mut sum = self.discard_from_zones(crew, target, last);
+        if self.retained() > target && self.cached() > 0 && self.drain_caches() {
+            sum += self.discard_from_zones(crew, target, last);
+        }
+        sum
+    }
+
+    fn discard_from_zones(&self, crew: &RegionCrew, target: usize, last: Option<&Zone>) -> usize {
         let mut sum = 0;
-        for zone in self.zones.iter().rev() {
+        let others = self.zones.iter().rev().filter(|&zone| !last.is_some_and(|last| std::ptr::eq(last, zone)));
+        for zone in others.chain(last) {
             while self.retained() > target {
-                let excess = self.retained() - target;
-                let mut inner = zone.lock();
-                let Some((offset, len)) = inner.map.begin_discard(excess.max(zone.granule)) else { break };
+                let Some(mut inner) = zone.lock_unless(&self.forking) else { return sum };
+                let excess = self.retained().saturating_sub(target);
+                let Some((offset, len)) = inner.map.begin_discard(excess) else { break };
                 self.publish(zone, &mut inner);
                 drop(inner);
                 self.discard(crew, zone, offset, len);
@@ -230,13 +245,14 @@ impl Core {
         sum
     }
 
-    /// Makes room for `fresh` bytes that are about to be touched for the first time: what is retained and what is on its way back
+    /// Makes room for `fresh` bytes of `zone` that are about to be touched for the first time: what is retained and what is on its way back
     /// stays, together with them, below the program's own peak.
-    pub fn make_room(&self, crew: &RegionCrew, fresh: usize) {
+    pub fn reserve_headroom(&self, crew: &RegionCrew, zone: &Zone, fresh: usize) {
         let target = self.target_after_allocation(fresh);
         let retained = self.retained();
         if retained > target + self.slack(retained) {
-            self.discard_down_to(crew, target);
+            // What did not fit here may fit next time; what is in the other zone has not been asked for.
+            self.discard_down_to(crew, target, Some(zone));
         }
         // Touching is slower than giving back, so the caller helps a little rather than wait for a helper that may not run.
         let near = self.retention.near_limit.load(Ordering::Relaxed);
@@ -273,7 +289,7 @@ impl Core {
         // Room may come back: the limit is raised, others leave the group.
         let worth_watching = self.retained() >= UNWATCHED || self.retention.cramped.load(Ordering::Relaxed);
         if (zeroes || (worth_watching && self.retention.next_look.rests())) && !crew.watch() {
-            self.discard_down_to(crew, UNWATCHED);
+            self.discard_down_to(crew, UNWATCHED, None);
         }
     }
 
@@ -284,6 +300,8 @@ impl Core {
         if let Err(early) = self.retention.next_look.begin(now) {
             return Tick::Wait(Duration::from_nanos(early));
         }
+        self.sum_up_all();
+        self.look_at_small_pages();
         // Asked before the lock is taken: none is held while the crew is called.
         let backlog = crew.backlog(Operation::Discard);
         let mut watch = lock(&self.retention.watch);
@@ -301,7 +319,7 @@ impl Core {
         let mut again = false;
         let excess = sample.as_ref().map_or(0, |sample| sample.excess).max(surplus);
         if excess > 0 {
-            let gone = self.discard_down_to(crew, self.retained().saturating_sub(excess));
+            let gone = self.discard_down_to(crew, self.retained().saturating_sub(excess), None);
             lock(&self.retention.watch).low_water.discarded(gone);
             if sample.as_ref().is_some_and(|sample| sample.pressure && sample.excess >= surplus) {
                 self.counters().pressure_trims.add(1);
@@ -315,6 +333,17 @@ impl Core {
             crew.assist(Operation::Discard, || self.watched(crew) <= sample.bound);
         }
         if again { Tick::Again } else { self.pause(crew, now) }
+    }
+
+    /// Looks at how much of the longest free range with small pages has pages.
+    fn look_at_small_pages(&self) {
+        for zone in self.zones.iter().filter(|zone| !zone.huge) {
+            // The range may be somebody's as soon as the lock opens: what is seen is a hint.
+            let longest = zone.lock().map.longest_dirty();
+            if let Some((offset, len)) = longest {
+                self.density.look_at_free(zone.at(offset, len));
+            }
+        }
     }
 
     /// Bytes that are free and still there, but for those that a thread of the program is giving back at this moment.

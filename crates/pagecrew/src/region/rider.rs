@@ -4,6 +4,7 @@
 //! asks the rider each time when to come again, until the spans are gone.
 
 use super::core::Core;
+use super::spans::State;
 use crate::crew::Tick;
 use crate::stats::Counters;
 use crate::sys::memory::Range;
@@ -88,13 +89,20 @@ impl Core {
         }
     }
 
-    /// What of the spans in use may be in huge pages.
+    /// What of the spans in use may be in huge pages. Adjacent spans are one range.
     pub(super) fn huge_spans(&self) -> Vec<Range> {
-        let mut spans = Vec::new();
-        for zone in self.zones.iter().filter(|zone| zone.granule == HUGE_PAGE_SIZE) {
+        let mut spans: Vec<Range> = Vec::new();
+        for zone in self.zones.iter().filter(|zone| zone.huge) {
             let inner = zone.lock();
-            spans.extend(inner.map.in_use().map(|(offset, segment)| zone.at(offset, segment.len)));
+            for (offset, segment) in inner.map.handed_out().filter(|(_, segment)| segment.state == State::InUse) {
+                let range = zone.at(offset, segment.len);
+                match spans.last_mut().filter(|last| last.end() == range.start) {
+                    Some(last) => last.len += range.len,
+                    None => spans.push(range),
+                }
+            }
         }
+        spans.retain(|range| range.len >= HUGE_PAGE_SIZE);
         spans
     }
 }

@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// What a helper zeroes ahead at a time.
 const ZERO_STEP: usize = 4 << 20;
+/// Less than this is zeroed by its next user, through the caches.
+const ZERO_LEAST: usize = 1 << 20;
 /// Zeroing less than this is done by the caller alone, through the caches.
 const ZERO_SOON: usize = 4 << 20;
 /// A free range at least this long is looked at for pages that were never touched before it is zeroed.
@@ -147,7 +149,7 @@ impl Core {
             let mut inner = zone.lock();
             while missing > 0
                 && self.zeroing.ahead.set_out(|slot| {
-                    let (offset, len) = inner.map.begin_zeroing(ZERO_STEP, slot)?;
+                    let (offset, len) = inner.map.begin_zeroing(ZERO_STEP, ZERO_LEAST, slot)?;
                     missing = missing.saturating_sub(len);
                     Some(zone.at(offset, len))
                 })

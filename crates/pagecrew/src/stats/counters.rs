@@ -68,6 +68,7 @@ macro_rules! counters {
 
 counters! {
     allocations, Count, "Spans handed out.";
+    cached_allocations, Count, "Of those, spans that waited on the CPU where they were asked for: without a lock or a system call.";
     frees, Count, "Spans taken back.";
     reallocations, Count, "Spans grown, shrunk or moved.";
     fallbacks, Count, "Requests that the region could not serve and passed on.";

@@ -24,6 +24,8 @@ impl Range {
 pub enum Protection {
     /// No access: address space only, never counted against overcommit.
     None,
+    /// Reads only.
+    Read,
     /// Reads and writes.
     ReadWrite,
 }
@@ -32,6 +34,7 @@ impl Protection {
     fn bits(self) -> i32 {
         match self {
             Protection::None => libc::PROT_NONE,
+            Protection::Read => libc::PROT_READ,
             Protection::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
         }
     }
@@ -176,6 +179,20 @@ pub unsafe fn move_pages(from: Range, to: usize) -> Result<(), Errno> {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | DONTUNMAP;
     // SAFETY: by the function's own contract.
     let result = unsafe { libc::syscall(libc::SYS_mremap, from.start, from.len, from.len, flags, to) };
+    Errno::check(result).map(drop)
+}
+
+/// Says for each page of `range` whether it is resident: bit 0 of its byte in `pages` (`mincore(2)`).
+///
+/// # Errors
+/// `ENOMEM` where part of the range is not mapped.
+///
+/// # Panics
+/// If `pages` has fewer bytes than the range has pages.
+pub fn residence(range: Range, pages: &mut [u8]) -> Result<(), Errno> {
+    assert!(pages.len() >= range.len.div_ceil(super::PAGE_SIZE));
+    // SAFETY: the kernel writes one byte for each page, for which there is room.
+    let result = unsafe { libc::syscall(libc::SYS_mincore, range.start, range.len, pages.as_mut_ptr()) };
     Errno::check(result).map(drop)
 }
 

@@ -23,6 +23,7 @@ pub mod shared_file;
 pub mod stop;
 pub mod thread;
 pub mod topology;
+pub mod words;
 pub mod zero;
 
 use std::fmt;

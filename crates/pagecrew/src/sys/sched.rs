@@ -150,6 +150,23 @@ pub fn current_cpu() -> usize {
     unsafe { libc::sched_getcpu().max(0) as usize }
 }
 
+/// As [`current_cpu`], read where the kernel keeps it for restartable sequences, once [`super::rseq::prepare`] was called. A huge number
+/// in a thread that isn't registered there.
+#[inline(always)]
+pub fn this_cpu() -> usize {
+    match super::rseq::offset() {
+        // SAFETY: the offset is what the call said.
+        Some(offset) => unsafe { super::rseq::cpu(offset) as usize },
+        None => current_cpu(),
+    }
+}
+
+/// CPUs that the machine may have, whether they are online or not.
+pub fn possible_cpus() -> usize {
+    // SAFETY: takes a constant and returns a number.
+    unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF).max(1) as usize }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,137 @@
+//! Free runs of pages by length, as lists through the runs themselves: what fits is found in a few looks, and a run leaves its list in
+//! one step. Eight bins for each power of two, as in TLSF (Masmano, 2004).
+
+use super::links::Links;
+
+/// Ends a list.
+const NONE: u32 = u32::MAX;
+
+/// Runs shorter than this have a bin for each length.
+const EXACT: usize = 16;
+const PER_DOUBLING: usize = 8;
+/// Runs of up to 2^32 pages.
+const BINS: usize = EXACT + (32 - 4) * PER_DOUBLING + PER_DOUBLING;
+const WORDS: usize = BINS.div_ceil(64);
+
+/// The lists of one kind of run.
+pub(super) struct Bins {
+    first: [u32; BINS],
+    filled: [u64; WORDS],
+}
+
+/// The bin for runs of `pages`.
+fn bin(pages: usize) -> usize {
+    if pages < EXACT {
+        return pages;
+    }
+    let doubling = pages.ilog2() as usize;
+    EXACT + (doubling - 4) * PER_DOUBLING + ((pages >> (doubling - 3)) & (PER_DOUBLING - 1))
+}
+
+impl Bins {
+    pub fn new() -> Bins {
+        Bins { first: [NONE; BINS], filled: [0; WORDS] }
+    }
+
+    /// Adds the run at page `at`.
+    pub fn insert(&mut self, links: &Links, at: usize, pages: usize) {
+        let bin = bin(pages);
+        let next = self.first[bin];
+        links.set(at, next, NONE);
+        if next != NONE {
+            links.set_previous(next as usize, at as u32);
+        }
+        self.first[bin] = at as u32;
+        self.filled[bin / 64] |= 1 << (bin % 64);
+    }
+
+    /// Removes the run at page `at`, which has that many pages.
+    pub fn remove(&mut self, links: &Links, at: usize, pages: usize) {
+        let bin = bin(pages);
+        let (next, previous) = links.get(at);
+        if previous == NONE {
+            debug_assert_eq!(self.first[bin], at as u32);
+            self.first[bin] = next;
+            if next == NONE {
+                self.filled[bin / 64] &= !(1 << (bin % 64));
+            }
+        } else {
+            links.set_next(previous as usize, next);
+        }
+        if next != NONE {
+            links.set_previous(next as usize, previous);
+        }
+    }
+
+    /// The runs of one bin, the last added first.
+    fn list<'l>(&self, links: &'l Links, bin: usize) -> impl Iterator<Item = usize> + use<'l> {
+        let some = |at: u32| (at != NONE).then_some(at as usize);
+        std::iter::successors(some(self.first[bin]), move |&at| some(links.get(at).0))
+    }
+
+    /// The runs of the bins in which a run of `pages` may fit, shorter bins first. Those of the first bin may be a little too short.
+    pub fn from<'l>(&'l self, links: &'l Links, pages: usize) -> impl Iterator<Item = usize> + use<'l> {
+        self.bins_from(bin(pages)).flat_map(move |bin| self.list(links, bin))
+    }
+
+    /// The runs of at least about `least` pages, longer bins first.
+    pub fn down_to<'l>(&'l self, links: &'l Links, least: usize) -> impl Iterator<Item = usize> + use<'l> {
+        let least = bin(least);
+        self.bins_down().take_while(move |&bin| bin >= least).flat_map(move |bin| self.list(links, bin))
+    }
+
+    /// The filled bins from `bin` on.
+    fn bins_from(&self, bin: usize) -> impl Iterator<Item = usize> + use<'_> {
+        (bin / 64..WORDS).flat_map(move |word| {
+            let mask = if word == bin / 64 { u64::MAX << (bin % 64) } else { u64::MAX };
+            let first = self.filled[word] & mask;
+            std::iter::successors((first != 0).then_some(first), |&rest| Some(rest & (rest - 1)).filter(|&rest| rest != 0))
+                .map(move |rest| word * 64 + rest.trailing_zeros() as usize)
+        })
+    }
+
+    /// The filled bins, the last one first.
+    fn bins_down(&self) -> impl Iterator<Item = usize> + use<'_> {
+        (0..WORDS).rev().flat_map(move |word| {
+            let all = self.filled[word];
+            let lower = |&rest: &u64| Some(rest ^ (1 << rest.ilog2())).filter(|&rest| rest != 0);
+            std::iter::successors((all != 0).then_some(all), lower).map(move |rest| word * 64 + rest.ilog2() as usize)
+        })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bins_are_in_the_order_of_the_lengths_they_hold() {
+        let mut last = 0;
+        for pages in 1..100_000 {
+            let bin = bin(pages);
+            assert!(bin == last || bin == last + 1, "{pages}");
+            last = bin;
+        }
+        assert!(bin(u32::MAX as usize) < BINS && bin(1 << 31) < BINS);
+    }
+
+    #[test]
+    fn runs_are_found_by_length_and_leave_from_anywhere() {
+        let links = Links::new(1 << 16).unwrap();
+        let mut bins = Bins::new();
+        // Page numbers stand for runs; the length of run 100 * n is n.
+        for pages in [3usize, 17, 17, 18, 40, 500].into_iter().enumerate().map(|(place, pages)| (place + 1, pages)) {
+            bins.insert(&links, pages.0 * 1000, pages.1);
+        }
+        assert_eq!(bins.from(&links, 17).collect::<Vec<_>>(), [3000, 2000, 4000, 5000, 6000]);
+        assert_eq!(bins.down_to(&links, 18).collect::<Vec<_>>(), [6000, 5000, 4000]);
+        bins.remove(&links, 2000, 17);
+        bins.remove(&links, 5000, 40);
+        bins.remove(&links, 6000, 500);
+        assert_eq!(bins.from(&links, 1).collect::<Vec<_>>(), [1000, 3000, 4000]);
+        bins.remove(&links, 3000, 17);
+        bins.remove(&links, 1000, 3);
+        bins.remove(&links, 4000, 18);
+        assert_eq!(bins.from(&links, 1).count() + bins.down_to(&links, 1).count(), 0);
+    }
+}

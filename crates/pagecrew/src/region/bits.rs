@@ -1,0 +1,105 @@
+//! A set of numbers in which the next smaller one is found in a few looks, however large and sparse it is.
+//!
+//! A bit for each number, a bit for each word of those that isn't zero, and so on, until one word is left.
+
+use crate::sys::Errno;
+use crate::sys::words::Words;
+use std::sync::atomic::Ordering::Relaxed;
+
+const WORD: usize = u64::BITS as usize;
+
+/// See the module. Changed by one thread at a time, which its owner sees to.
+pub(super) struct Bits {
+    /// The numbers first, the single word last.
+    levels: Vec<Words>,
+}
+
+impl Bits {
+    /// An empty set for numbers below `limit`.
+    ///
+    /// # Errors
+    /// `ENOMEM` without address space.
+    pub fn new(limit: usize) -> Result<Bits, Errno> {
+        let mut levels = Vec::new();
+        let mut count = limit / WORD + 1;
+        loop {
+            levels.push(Words::new(count)?);
+            if count == 1 {
+                return Ok(Bits { levels });
+            }
+            count = count.div_ceil(WORD);
+        }
+    }
+
+    /// Adds `number`.
+    pub fn insert(&mut self, number: usize) {
+        let mut at = number;
+        for level in &self.levels {
+            let word = level.at(at / WORD);
+            let before = word.load(Relaxed);
+            word.store(before | 1 << (at % WORD), Relaxed);
+            if before != 0 {
+                return;
+            }
+            at /= WORD;
+        }
+    }
+
+    /// Removes `number`.
+    pub fn remove(&mut self, number: usize) {
+        let mut at = number;
+        for level in &self.levels {
+            let word = level.at(at / WORD);
+            let after = word.load(Relaxed) & !(1 << (at % WORD));
+            word.store(after, Relaxed);
+            if after != 0 {
+                return;
+            }
+            at /= WORD;
+        }
+    }
+
+    /// The largest number of the set below `number`, which is at most the limit.
+    pub fn before(&self, number: usize) -> Option<usize> {
+        let mut at = number;
+        for (height, level) in self.levels.iter().enumerate() {
+            let below = level.at(at / WORD).load(Relaxed) & ((1 << (at % WORD)) - 1);
+            at /= WORD;
+            if below != 0 {
+                let mut found = at * WORD + below.ilog2() as usize;
+                for level in self.levels[..height].iter().rev() {
+                    found = found * WORD + level.at(found).load(Relaxed).ilog2() as usize;
+                }
+                return Some(found);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn it_behaves_like_a_tree(limit in 1usize..300_000, steps in proptest::collection::vec((0usize..1 << 30, 0..3), 1..300)) {
+            let mut bits = Bits::new(limit).unwrap();
+            let mut model = BTreeSet::new();
+            for (number, step) in steps {
+                let number = number % limit;
+                match step {
+                    0 => { bits.insert(number); model.insert(number); }
+                    1 => { bits.remove(number); model.remove(&number); }
+                    _ => {
+                        for place in [number, limit] {
+                            prop_assert_eq!(bits.before(place), model.range(..place).next_back().copied());
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Sizes of spans. Those that caches take have one of a few sizes, so that a span that comes back fits the next request.
+
+use crate::sys::{HUGE_PAGE_SIZE, PAGE_SIZE};
+
+/// The smallest span that caches take, in pages: 64 KiB.
+const LEAST_PAGES: usize = 16;
+/// Sizes for each power of two: a span is at most an eighth longer than what was asked for.
+const PER_DOUBLING: usize = 8;
+/// From this many pages on, 2 MiB, there are twice as many, and a span is at most a sixteenth longer.
+const LARGE_PAGES: usize = HUGE_PAGE_SIZE / PAGE_SIZE;
+const PER_LARGE_DOUBLING: usize = 16;
+/// The largest span that caches take: 32 MiB. Above it, what a program does with the memory costs far more than a lock.
+pub const CACHED_MOST: usize = 32 << 20;
+
+const SMALL_CLASSES: usize = (LARGE_PAGES / LEAST_PAGES).ilog2() as usize * PER_DOUBLING;
+const LARGE_CLASSES: usize = (CACHED_MOST / HUGE_PAGE_SIZE).ilog2() as usize * PER_LARGE_DOUBLING;
+
+/// Number of classes.
+pub const CLASSES: usize = SMALL_CLASSES + LARGE_CLASSES + 1;
+
+/// A span longer than the classes begins at a huge page: its pages can be moved whole.
+pub const ALIGNED_LEAST: usize = CACHED_MOST + 1;
+
+/// Length of a span for `size` bytes, and its class, counted from 1; 0 where no cache takes it.
+#[inline(always)]
+pub fn span_for(size: usize) -> Option<(usize, u8)> {
+    let pages = size.checked_add(PAGE_SIZE - 1)? / PAGE_SIZE;
+    if size > CACHED_MOST || pages < LEAST_PAGES {
+        return Some((pages.max(1) * PAGE_SIZE, 0));
+    }
+    let (per_doubling, shift) = if pages <= LARGE_PAGES { (PER_DOUBLING, 3) } else { (PER_LARGE_DOUBLING, 4) };
+    // Rounded up to the next of the steps between two powers of two.
+    let step = ((pages - 1).max(LEAST_PAGES).ilog2() as usize).saturating_sub(shift);
+    let rounded = pages.next_multiple_of(1 << step);
+    let doubling = rounded.ilog2() as usize;
+    let class = if rounded <= LARGE_PAGES {
+        (doubling - LEAST_PAGES.ilog2() as usize) * per_doubling + ((rounded >> (doubling - 3)) & (PER_DOUBLING - 1))
+    } else {
+        let above = doubling - LARGE_PAGES.ilog2() as usize;
+        SMALL_CLASSES + above * per_doubling + ((rounded >> (doubling - 4)) & (PER_LARGE_DOUBLING - 1))
+    };
+    Some((rounded * PAGE_SIZE, class as u8 + 1))
+}
+
+/// How many spans of a class a cache holds: fewer of the longer ones.
+pub const fn slots(class: usize) -> usize {
+    // A model looks at every interleaving, and what it has to remember is every slot.
+    if cfg!(loom) {
+        return 1;
+    }
+    match class {
+        0..16 => 64,
+        16..24 => 32,
+        24..32 => 16,
+        32..SMALL_CLASSES => 8,
+        _ => 2,
+    }
+}
+
+/// Kinds of sizes for what is learnt about their use: the classes, and two for each power of two above.
+pub const KINDS: usize = CLASSES + 2 * 24;
+
+/// The kind of a span of `len` bytes.
+pub fn kind_of(len: usize) -> usize {
+    match span_for(len) {
+        Some((_, class)) if class > 0 => class as usize - 1,
+        _ if len < CACHED_MOST => 0,
+        _ => {
+            let doubling = len.ilog2() as usize;
+            (CLASSES + 2 * (doubling - CACHED_MOST.ilog2() as usize) + (len >> (doubling - 1) & 1)).min(KINDS - 1)
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_contiguous_and_waste_an_eighth_at_most() {
+        let mut last = (0, 0);
+        for size in (LEAST_PAGES * PAGE_SIZE..=CACHED_MOST).step_by(2048) {
+            let (len, class) = span_for(size).unwrap();
+            let share = if size <= HUGE_PAGE_SIZE { 8 } else { 16 };
+            assert!(len >= size && len - size <= size / share + PAGE_SIZE, "{size}: {len}");
+            assert!(class as usize >= 1 && class as usize <= CLASSES);
+            assert!((len, class) == last || (len > last.0 && class == last.1 + 1), "{size}: {last:?} {len} {class}");
+            assert_eq!(span_for(len), Some((len, class)));
+            last = (len, class);
+        }
+        assert_eq!(last, (CACHED_MOST, CLASSES as u8));
+    }
+
+    #[test]
+    fn what_no_cache_takes_has_whole_pages() {
+        assert_eq!((span_for(0), span_for(1)), (Some((4096, 0)), Some((4096, 0))));
+        assert_eq!(span_for((64 << 10) - 4096), Some(((64 << 10) - 4096, 0)));
+        assert_eq!(span_for((40 << 20) + 1), Some(((40 << 20) + 4096, 0)));
+        assert_eq!(span_for(usize::MAX), None);
+    }
+
+    #[test]
+    fn kinds_grow_with_the_length() {
+        let mut last = 0;
+        for shift in 12..50 {
+            for half in [0, 1] {
+                let kind = kind_of((1usize << shift) + half * (1 << (shift - 1)));
+                assert!(kind >= last && kind < KINDS);
+                last = kind;
+            }
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Which sizes of spans are worth huge pages: those of which a program touches most.
+//!
+//! A huge page is zeroed and takes memory as a whole at its first touch. So spans of a size that nothing is known of are cut from memory
+//! with small pages, and the pages of some of them are looked at: one that was handed out a while ago when the next one of its size is asked
+//! for, and some of those that come back. Where most pages were touched, spans of that size come from memory with huge pages from then
+//! on, and those are looked at as well when they come back for the first time: what still is zero then was not used.
+//!
+//! Very large spans begin on the other side: they nearly always are used whole, and gain most.
+
+use super::classes::{ALIGNED_LEAST, KINDS, kind_of};
+use crate::sys::memory::{self, Range};
+use crate::sys::{HUGE_PAGE_SIZE, PAGE_SIZE};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize};
+
+const UNKNOWN: u8 = 0;
+const DENSE: u8 = 1;
+const THIN: u8 = 2;
+
+/// A program that has less than this in use has its spans in small pages: what is left of the last huge page would weigh too much.
+const WORTH: usize = 16 << 20;
+/// Of a span, so many windows of at most a huge page each are looked at.
+const WINDOWS: usize = 8;
+/// Of a window in a huge page, so many pages are read.
+const READ: usize = 8;
+
+/// What is known of one kind of size.
+struct Kind {
+    verdict: AtomicU8,
+    /// Spans handed out and taken back that could have been looked at.
+    chances: AtomicU32,
+    /// The span that was handed out last; 0 for none.
+    last: AtomicUsize,
+}
+
+/// See the module.
+pub(super) struct Density {
+    kinds: [Kind; KINDS],
+    /// The share of memory with small pages that has pages, in parts of [`WHOLE`].
+    share: AtomicU32,
+}
+
+const WHOLE: u32 = 1 << 10;
+
+/// How much of what was looked at was touched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Touched {
+    pages: usize,
+    of: usize,
+}
+
+impl Touched {
+    /// What it says, where it says anything: three quarters are enough for huge pages, half are not.
+    fn verdict(self) -> Option<u8> {
+        match self {
+            Touched { of: 0, .. } => None,
+            Touched { pages, of } if 4 * pages >= 3 * of => Some(DENSE),
+            Touched { pages, of } if 2 * pages <= of => Some(THIN),
+            _ => None,
+        }
+    }
+}
+
+/// Whether the `count`-th chance is taken: often at first, then now and then.
+fn due(count: u32) -> bool {
+    count.is_power_of_two() || count.is_multiple_of(256)
+}
+
+impl Density {
+    pub fn new() -> Density {
+        let kind = || Kind { verdict: AtomicU8::new(UNKNOWN), chances: AtomicU32::new(0), last: AtomicUsize::new(0) };
+        Density { kinds: std::array::from_fn(|_| kind()), share: AtomicU32::new(WHOLE) }
+    }
+
+    /// Whether a span of `len` bytes should come from memory with huge pages, in a program that has `in_use` bytes in use.
+    pub fn wants_huge_pages(&self, len: usize, in_use: usize) -> bool {
+        let verdict = self.kinds[kind_of(len)].verdict.load(Relaxed);
+        if len >= ALIGNED_LEAST { verdict != THIN } else { verdict == DENSE && in_use >= WORTH }
+    }
+
+    /// Takes note of a fresh span with small pages, and looks at the one of its kind before it.
+    pub fn handed_out(&self, span: Range) {
+        let kind = &self.kinds[kind_of(span.len)];
+        let last = kind.last.swap(span.start, Relaxed);
+        if last != 0 && due(kind.chances.fetch_add(1, Relaxed) + 1) {
+            // It may be somebody else's by now, or free: what is seen is a hint, and nothing is read but which pages there are.
+            let touched = resident(Range { start: last, ..span });
+            self.note_share(touched);
+            self.note(span.len, touched);
+        }
+    }
+
+    /// Looks at a span that comes back for the first time, if it is worth it: one with small pages at which pages it has, one with
+    /// huge pages at which of them are not zero.
+    ///
+    /// # Safety
+    /// The span is mapped, and nobody uses it.
+    pub unsafe fn taken_back(&self, span: Range, huge: bool) {
+        let kind = &self.kinds[kind_of(span.len)];
+        if due(kind.chances.fetch_add(1, Relaxed) + 1) {
+            // SAFETY: by the function's own contract.
+            let touched = if huge { unsafe { written(span) } } else { resident(span) };
+            if !huge {
+                self.note_share(touched);
+            }
+            self.note(span.len, touched);
+        }
+    }
+
+    /// How much of `bytes` of memory with small pages probably has pages.
+    pub fn share_of(&self, bytes: usize) -> usize {
+        match self.share.load(Relaxed) {
+            WHOLE => bytes,
+            share => bytes / WHOLE as usize * share as usize,
+        }
+    }
+
+    /// Looks at how much of a free range with small pages has pages.
+    pub fn look_at_free(&self, range: Range) {
+        self.note_share(resident(range));
+    }
+
+    fn note_share(&self, touched: Touched) {
+        if touched.of > 0 {
+            let seen = (touched.pages * WHOLE as usize / touched.of) as u32;
+            // A program that begins to use more of its memory is believed at once, one that uses less of it by and by.
+            let share = self.share.load(Relaxed);
+            self.share.store(seen.max((3 * share + seen) / 4), Relaxed);
+        }
+    }
+
+    fn note(&self, len: usize, touched: Touched) {
+        if let Some(verdict) = touched.verdict() {
+            self.kinds[kind_of(len)].verdict.store(verdict, Relaxed);
+        }
+    }
+}
+
+/// Windows spread evenly over a span.
+fn windows(span: Range) -> impl Iterator<Item = Range> {
+    let len = span.len.min(HUGE_PAGE_SIZE);
+    let count = span.len.div_ceil(HUGE_PAGE_SIZE).min(WINDOWS);
+    let step = if count > 1 { (span.len - len) / (count - 1) & !(PAGE_SIZE - 1) } else { 0 };
+    (0..count).map(move |index| Range { start: span.start + index * step, len })
+}
+
+fn resident(span: Range) -> Touched {
+    let mut sum = Touched::default();
+    let mut pages = [0u8; HUGE_PAGE_SIZE / PAGE_SIZE];
+    for window in windows(span) {
+        if memory::residence(window, &mut pages).is_ok() {
+            let count = window.len / PAGE_SIZE;
+            sum.of += count;
+            sum.pages += pages[..count].iter().filter(|&&page| page & 1 != 0).count();
+        }
+    }
+    sum
+}
+
+/// # Safety
+/// The span is mapped, and nobody uses it.
+unsafe fn written(span: Range) -> Touched {
+    let mut sum = Touched::default();
+    let mut pages = [0u8; HUGE_PAGE_SIZE / PAGE_SIZE];
+    for window in windows(span) {
+        if memory::residence(window, &mut pages).is_err() {
+            continue;
+        }
+        let count = window.len / PAGE_SIZE;
+        for index in (0..count).step_by((count / READ).max(1)) {
+            sum.of += 1;
+            let page = (window.start + index * PAGE_SIZE) as *const u64;
+            // SAFETY: the page is mapped and resident, so that reading it gives it no memory, and nobody writes to it.
+            let used = || unsafe { std::slice::from_raw_parts(page, PAGE_SIZE / 8) }.iter().any(|&word| word != 0);
+            sum.pages += usize::from(pages[index] & 1 != 0 && used());
+        }
+    }
+    sum
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::sys::memory::{Advice, Protection};
+
+    fn span(len: usize, huge: bool) -> Range {
+        // Aligned to a huge page, with room before it that is never touched.
+        let start = memory::map(len + 2 * HUGE_PAGE_SIZE, Protection::ReadWrite).unwrap();
+        let range = Range { start: start.next_multiple_of(HUGE_PAGE_SIZE), len };
+        // SAFETY: the test's own mapping.
+        let _ = unsafe { memory::advise(range, if huge { Advice::HugePage } else { Advice::NoHugePage }) };
+        range
+    }
+
+    fn touch(span: Range, step: usize) {
+        for at in (0..span.len).step_by(step) {
+            // SAFETY: the test's own mapping.
+            unsafe { ((span.start + at) as *mut u8).write(1) };
+        }
+    }
+
+    #[test]
+    fn a_size_that_is_touched_whole_gets_huge_pages_with_its_second_span() {
+        let density = Density::new();
+        let size = 4 << 20;
+        assert!(!density.wants_huge_pages(size, 1 << 30));
+        let (first, second) = (span(size, false), span(size, false));
+        density.handed_out(first);
+        touch(first, PAGE_SIZE);
+        density.handed_out(second);
+        assert!(density.wants_huge_pages(size, 1 << 30));
+        assert!(!density.wants_huge_pages(size, 1 << 20), "not in a small program");
+        assert!(!density.wants_huge_pages(8 << 20, 1 << 30), "not of another size");
+    }
+
+    #[test]
+    fn a_size_of_which_little_is_touched_stays_with_small_pages() {
+        let density = Density::new();
+        let span = span(8 << 20, false);
+        touch(span, 4 << 20);
+        // SAFETY: the test's own span.
+        unsafe { density.taken_back(span, false) };
+        assert!(!density.wants_huge_pages(span.len, 1 << 30));
+        assert_eq!(resident(span), Touched { pages: 2, of: 4 * 512 });
+    }
+
+    #[test]
+    fn thin_use_of_huge_pages_is_seen_when_the_span_comes_back() {
+        let density = Density::new();
+        let size = 64 << 20;
+        assert!(density.wants_huge_pages(size, 0), "very large ones begin with huge pages");
+        let sparse = span(size, true);
+        touch(sparse, 1 << 20);
+        // SAFETY: the test's own span.
+        unsafe { density.taken_back(sparse, true) };
+        assert!(!density.wants_huge_pages(size, 1 << 30));
+        let dense = span(size, true);
+        touch(dense, 512);
+        // SAFETY: as above.
+        unsafe { density.taken_back(dense, true) };
+        assert!(density.wants_huge_pages(size, 1 << 30));
+    }
+
+    #[test]
+    fn windows_lie_within_the_span() {
+        for len in [64 << 10, 2 << 20, 3 << 20, 17 << 20, 1 << 30] {
+            let span = Range { start: 1 << 40, len };
+            let all: Vec<Range> = windows(span).collect();
+            assert!(all.len() <= WINDOWS && all.iter().all(|window| window.start >= span.start && window.end() <= span.end()));
+            assert!(len <= 2 << 20 || all.windows(2).all(|pair| pair[0].start < pair[1].start));
+        }
+    }
+
+    #[test]
+    fn chances_are_taken_often_at_first() {
+        assert_eq!((1..=1000).filter(|&count| due(count)).collect::<Vec<_>>(), [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768]);
+    }
+}

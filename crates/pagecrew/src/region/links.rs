@@ -1,0 +1,41 @@
+//! What a free run of pages holds of the list that it is in: one word for each page, of which that of a run's first page is used.
+
+use crate::sys::Errno;
+use crate::sys::words::Words;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// The runs after and before each run in its list. Changed by one thread at a time, which its owner sees to.
+pub(super) struct Links(Words);
+
+impl Links {
+    /// Links for `pages` pages.
+    ///
+    /// # Errors
+    /// `ENOMEM` without address space.
+    pub fn new(pages: usize) -> Result<Links, Errno> {
+        Words::new(pages).map(Links)
+    }
+
+    /// The next and the previous run.
+    pub fn get(&self, at: usize) -> (u32, u32) {
+        let word = self.0.at(at).load(Relaxed);
+        (word as u32, (word >> 32) as u32)
+    }
+
+    pub fn set(&self, at: usize, next: u32, previous: u32) {
+        self.0.at(at).store(u64::from(next) | u64::from(previous) << 32, Relaxed);
+    }
+
+    pub fn set_next(&self, at: usize, next: u32) {
+        self.set(at, next, self.get(at).1);
+    }
+
+    pub fn set_previous(&self, at: usize, previous: u32) {
+        self.set(at, self.get(at).0, previous);
+    }
+
+    /// Closes what lies behind page `at`: see [`Words::close_from`].
+    pub fn close_from(&self, at: usize) {
+        self.0.close_from(at);
+    }
+}

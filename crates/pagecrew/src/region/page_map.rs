@@ -1,0 +1,198 @@
+//! What lies at an address: one word for each page of a zone, of which that of a run's first page says its state, length and marks.
+//!
+//! The zone's lock protects every word but those of spans that were handed out. Such a span belongs to one thread at a time: its user, who
+//! frees it; then the cache that it waits in; then whoever takes it from there. So `InUse` and `Cached` change without a lock. A span that
+//! is freed twice at the same time is freed by the thread whose exchange succeeds.
+
+use super::spans::{Marks, Segment, State};
+use crate::sys::words::Words;
+use crate::sys::{Errno, PAGE_SIZE};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// See the module.
+pub struct PageMap(Words);
+
+const RESERVED: u64 = 1;
+const IN_USE: u64 = 2;
+const CACHED: u64 = 3;
+const DIRTY: u64 = 4;
+const ZEROED: u64 = 5;
+const ZEROING: u64 = 6;
+const DISCARDING: u64 = 7;
+const GIVEN_UP: u64 = 8;
+const LOST: u64 = 9;
+const STATES: u64 = 0xf;
+
+const MOVED: u64 = 1 << 4;
+const ALTERED: u64 = 1 << 5;
+const GUARDED: u64 = 1 << 6;
+const FRESH: u64 = 1 << 7;
+const WIPED: u64 = 1 << 16;
+
+/// Of a span, its class and one; of what is being zeroed, the helper's slot.
+const TAG: u32 = 8;
+const PAGES: u32 = 20;
+
+fn encode(segment: &Segment) -> u64 {
+    let (state, tag) = match segment.state {
+        State::Reserved => (RESERVED, 0),
+        State::InUse => (IN_USE, segment.class as u64),
+        State::Cached => (CACHED, segment.class as u64),
+        State::Dirty => (DIRTY, 0),
+        State::Zeroed => (ZEROED, 0),
+        State::Zeroing(slot) => (ZEROING, slot as u64),
+        State::Discarding => (DISCARDING, 0),
+        State::GivenUp => (GIVEN_UP, 0),
+        State::Lost => (LOST, 0),
+    };
+    let Marks { moved, altered, guarded, fresh, wiped } = segment.marks;
+    let marks = [(moved, MOVED), (altered, ALTERED), (guarded, GUARDED), (fresh, FRESH), (wiped, WIPED)];
+    let marks = marks.iter().filter(|(set, _)| *set).fold(0, |sum, (_, bit)| sum | bit);
+    state | marks | tag << TAG | ((segment.len / PAGE_SIZE) as u64) << PAGES
+}
+
+fn decode(word: u64) -> Option<Segment> {
+    let tag = (word >> TAG & 0xff) as usize;
+    let (state, class) = match word & STATES {
+        RESERVED => (State::Reserved, 0),
+        IN_USE => (State::InUse, tag),
+        CACHED => (State::Cached, tag),
+        DIRTY => (State::Dirty, 0),
+        ZEROED => (State::Zeroed, 0),
+        ZEROING => (State::Zeroing(tag), 0),
+        DISCARDING => (State::Discarding, 0),
+        GIVEN_UP => (State::GivenUp, 0),
+        LOST => (State::Lost, 0),
+        _ => return None,
+    };
+    let marks = Marks {
+        moved: word & MOVED != 0,
+        altered: word & ALTERED != 0,
+        guarded: word & GUARDED != 0,
+        fresh: word & FRESH != 0,
+        wiped: word & WIPED != 0,
+    };
+    Some(Segment { len: (word >> PAGES) as usize * PAGE_SIZE, state, marks, class: class as u8 })
+}
+
+/// A span that was taken out of use for its cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cacheable {
+    /// Its class and one.
+    pub class: u8,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+impl PageMap {
+    /// A map of a zone of `pages` pages in which nothing begins.
+    ///
+    /// # Errors
+    /// `ENOMEM` without address space.
+    pub fn new(pages: usize) -> Result<PageMap, Errno> {
+        Words::new(pages).map(PageMap)
+    }
+
+    /// What begins at page `page`.
+    pub fn get(&self, page: usize) -> Option<Segment> {
+        decode(self.0.at(page).load(Acquire))
+    }
+
+    /// Says that `segment` begins at page `page`.
+    pub fn set(&self, page: usize, segment: &Segment) {
+        self.0.at(page).store(encode(segment), Release);
+    }
+
+    /// Says that nothing begins at page `page` any more.
+    pub fn clear(&self, page: usize) {
+        self.0.at(page).store(0, Release);
+    }
+
+    /// Marks the span in use that begins at page `page` as altered, whatever else happens to it.
+    pub fn mark_altered(&self, page: usize) {
+        self.0.at(page).fetch_or(ALTERED, Release);
+    }
+
+    /// The span at page `page`, whose user gives it back, goes from `InUse` to `Cached`. `None` where no span in use begins, or one that no
+    /// cache takes: without a class, or with any mark.
+    #[inline(always)]
+    pub fn retire(&self, page: usize) -> Option<Cacheable> {
+        let word = self.0.at(page);
+        let found = word.load(Relaxed);
+        let class = (found >> TAG) as u8;
+        if found & 0xff != IN_USE || class == 0 {
+            return None;
+        }
+        word.compare_exchange(found, found ^ (IN_USE ^ CACHED), Release, Relaxed).ok()?;
+        Some(Cacheable { class, len: (found >> PAGES) as usize * PAGE_SIZE })
+    }
+
+    /// As [`PageMap::retire`] for any span in use, which then waits for its zone. Returns whether there was one.
+    pub fn retire_any(&self, page: usize) -> bool {
+        let word = self.0.at(page);
+        let retire = |found: u64| (found & STATES == IN_USE).then_some(found ^ (IN_USE ^ CACHED));
+        word.fetch_update(Release, Relaxed, retire).is_ok()
+    }
+
+    /// The span at page `page`, which was taken from a cache or could not be put into one, is in use again. Returns its length in bytes.
+    #[inline(always)]
+    pub fn employ(&self, page: usize) -> usize {
+        let word = self.0.at(page);
+        let found = word.load(Acquire);
+        debug_assert_eq!(found & 0xff, CACHED);
+        word.store(found ^ (IN_USE ^ CACHED), Release);
+        (found >> PAGES) as usize * PAGE_SIZE
+    }
+
+    /// Closes the map from page `page` on: see [`Words::close_from`].
+    pub fn close_from(&self, page: usize) {
+        self.0.close_from(page);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_segment_reads_back_as_it_was_written() {
+        let states = [
+            State::Reserved,
+            State::InUse,
+            State::Cached,
+            State::Dirty,
+            State::Zeroed,
+            State::Zeroing(7),
+            State::Discarding,
+            State::GivenUp,
+            State::Lost,
+        ];
+        let map = PageMap::new(4).unwrap();
+        for state in states {
+            for bits in 0..32u8 {
+                let [moved, altered, guarded, fresh, wiped] = [1, 2, 4, 8, 16].map(|bit| bits & bit != 0);
+                let marks = Marks { moved, altered, guarded, fresh, wiped };
+                let class = if matches!(state, State::InUse | State::Cached) { 41 } else { 0 };
+                let segment = Segment { len: (1 << 40) + 4096, state, marks, class };
+                map.set(2, &segment);
+                assert_eq!(map.get(2), Some(segment));
+            }
+        }
+        map.clear(2);
+        assert_eq!((map.get(1), map.get(2)), (None, None));
+    }
+
+    #[test]
+    fn a_span_retires_once_and_only_if_nothing_marks_it() {
+        let map = PageMap::new(4).unwrap();
+        let plain = Segment { len: 1 << 16, state: State::InUse, marks: Marks::default(), class: 3 };
+        map.set(1, &plain);
+        assert_eq!(map.retire(1), Some(Cacheable { class: 3, len: 1 << 16 }));
+        assert_eq!((map.retire(1), map.retire(0)), (None, None), "freed twice, and never handed out");
+        assert_eq!((map.employ(1), map.get(1)), (1 << 16, Some(plain)));
+        map.mark_altered(1);
+        assert_eq!(map.retire(1), None);
+        map.set(2, &Segment { class: 0, ..plain });
+        assert_eq!(map.retire(2), None);
+    }
+}
