@@ -57,19 +57,13 @@ pub const fn slots(class: usize) -> usize {
     }
 }
 
-/// Kinds of sizes for what is learnt about their use: the classes, and two for each power of two above.
-pub const KINDS: usize = CLASSES + 2 * 24;
+/// Kinds of sizes for what is learnt about their use: one for each power of two.
+pub const KINDS: usize = 32;
 
 /// The kind of a span of `len` bytes.
 pub fn kind_of(len: usize) -> usize {
-    match span_for(len) {
-        Some((_, class)) if class > 0 => class as usize - 1,
-        _ if len < CACHED_MOST => 0,
-        _ => {
-            let doubling = len.ilog2() as usize;
-            (CLASSES + 2 * (doubling - CACHED_MOST.ilog2() as usize) + (len >> (doubling - 1) & 1)).min(KINDS - 1)
-        }
-    }
+    let doubling = (len.max(1).ilog2() as usize).saturating_sub((LEAST_PAGES * PAGE_SIZE).ilog2() as usize);
+    doubling.min(KINDS - 1)
 }
 
 #[cfg(all(test, not(loom)))]

@@ -112,8 +112,11 @@ fn not_below_zero(sum: usize) -> usize {
 }
 
 impl Zone {
-    fn new(range: Range, node: usize, huge: bool, advice: Option<bool>) -> Result<Zone, Errno> {
-        let map = SpanMap::new(range.len, if huge { HUGE_PAGE_SIZE } else { PAGE_SIZE })?;
+    fn new(range: Range, node: usize, huge: bool, exact: bool, advice: Option<bool>) -> Result<Zone, Errno> {
+        let mut map = SpanMap::new(range.len, if huge { HUGE_PAGE_SIZE } else { PAGE_SIZE })?;
+        if exact {
+            map.be_exact();
+        }
         Ok(Zone {
             range,
             node,
@@ -243,7 +246,7 @@ impl Core {
                     let _ = memory::prefer_node(range, node);
                 }
                 stats.zones[zones.len()].publish(crate::stats::ZoneBytes { reserved: range.len as u64, ..Default::default() });
-                zones.push(Zone::new(range, node, huge, advice)?);
+                zones.push(Zone::new(range, node, huge, arena.exact(), advice)?);
             }
         }
         stats.set_zone_count(zones.len());
@@ -367,7 +370,8 @@ impl Core {
     /// Cuts a span out of a zone of the calling thread's node, or of another if that is full.
     ///
     /// Retained memory comes first: of the kind that is wanted and, where small pages are wanted, with huge pages too, since it is there
-    /// already. Before anything fresh would raise the program's peak, the caches are drained.
+    /// already. Before anything fresh is taken, what waits on this CPU goes to its zones and is joined there, where that may be enough; and
+    /// what waits on any CPU where the program's peak would be raised.
     pub fn allocate(&self, topology: &Topology, need: Need) -> Option<(&Zone, Grant)> {
         let Need { len, class, want, huge, .. } = need;
         let align = if len >= ALIGNED_LEAST { need.align.max(HUGE_PAGE_SIZE) } else { need.align };
@@ -382,10 +386,12 @@ impl Core {
             })
         };
         if want != Want::AddressSpace {
-            let found = retained().or_else(|| {
-                let drain = self.cached() >= len / 8 && self.exceeds_peak(len);
-                (drain && self.drain_caches()).then(retained).flatten()
-            });
+            let waiting = || self.density.share_of(self.cached_of(0)) + self.cached_of(1);
+            let found = retained()
+                .or_else(|| (waiting() >= len / 2 && self.drain(self.cache())).then(retained).flatten())
+                .or_else(|| {
+                    (waiting() >= len / 8 && self.exceeds_peak(len) && self.drain_caches()).then(retained).flatten()
+                });
             if found.is_some() {
                 return found;
             }
@@ -491,6 +497,7 @@ impl Core {
     pub fn tighten(&self, zone: &Zone) -> bool {
         let mut inner = zone.lock();
         self.arena.be_exact();
+        inner.map.be_exact();
         let mut any = false;
         inner.map.give_up(|offset, len| {
             // SAFETY: address space that no span has; the map never hands it out again.
@@ -589,17 +596,19 @@ impl Core {
 
     /// Gives every span that waits in a cache back to its zone. Returns whether there was any.
     pub fn drain_caches(&self) -> bool {
+        self.caches.iter().filter(|cache| self.drain(cache)).count() > 0
+    }
+
+    fn drain(&self, cache: &Cache) -> bool {
         let mut any = false;
-        for cache in &self.caches {
-            cache.drain(|page| {
-                any = true;
-                let address = self.address(page);
-                if let Some(zone) = self.zone_of(address) {
-                    self.release_retired(zone, address - zone.range.start);
-                }
-            });
-            self.sum_up(cache);
-        }
+        cache.drain(|page| {
+            any = true;
+            let address = self.address(page);
+            if let Some(zone) = self.zone_of(address) {
+                self.release_retired(zone, address - zone.range.start);
+            }
+        });
+        self.sum_up(cache);
         any
     }
 

@@ -31,6 +31,7 @@ struct Kind {
     chances: AtomicU32,
     /// The span that was handed out last; 0 for none.
     last: AtomicUsize,
+    last_len: AtomicUsize,
 }
 
 /// See the module.
@@ -68,7 +69,12 @@ fn due(count: u32) -> bool {
 
 impl Density {
     pub fn new() -> Density {
-        let kind = || Kind { verdict: AtomicU8::new(UNKNOWN), chances: AtomicU32::new(0), last: AtomicUsize::new(0) };
+        let kind = || Kind {
+            verdict: AtomicU8::new(UNKNOWN),
+            chances: AtomicU32::new(0),
+            last: AtomicUsize::new(0),
+            last_len: AtomicUsize::new(0),
+        };
         Density { kinds: std::array::from_fn(|_| kind()), share: AtomicU32::new(WHOLE) }
     }
 
@@ -82,9 +88,10 @@ impl Density {
     pub fn handed_out(&self, span: Range) {
         let kind = &self.kinds[kind_of(span.len)];
         let last = kind.last.swap(span.start, Relaxed);
+        let len = kind.last_len.swap(span.len, Relaxed);
         if last != 0 && due(kind.chances.fetch_add(1, Relaxed) + 1) {
             // It may be somebody else's by now, or free: what is seen is a hint, and nothing is read but which pages there are.
-            let touched = resident(Range { start: last, ..span });
+            let touched = resident(Range { start: last, len });
             self.note_share(touched);
             self.note(span.len, touched);
         }
@@ -210,7 +217,7 @@ mod tests {
         density.handed_out(second);
         assert!(density.wants_huge_pages(size, 1 << 30));
         assert!(!density.wants_huge_pages(size, 1 << 20), "not in a small program");
-        assert!(!density.wants_huge_pages(8 << 20, 1 << 30), "not of another size");
+        assert!(!density.wants_huge_pages(16 << 20, 1 << 30), "not of another size");
     }
 
     #[test]

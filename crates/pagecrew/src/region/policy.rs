@@ -118,6 +118,18 @@ pub fn expected_growth(before: usize, now: usize) -> usize {
     Some(now.saturating_sub(before)).filter(|&growth| growth > GROWTH_NOISE).unwrap_or(0)
 }
 
+/// How much more than its peak a program of that peak may have, its retained memory included, where nothing is short: a program whose sizes
+/// vary leaves gaps that its next request does not fit into, and giving each of them back costs it more in page faults than the memory is
+/// worth. Every malloc keeps more than that.
+pub fn slack(peak: usize) -> usize {
+    (peak / SLACK_SHARE).max(SLACK_LEAST.min(peak / SLACK_SMALL))
+}
+
+/// The share of a large program's peak, the bytes of a smaller one, and the share of a very small one.
+const SLACK_SHARE: usize = 8;
+const SLACK_LEAST: usize = 16 << 20;
+const SLACK_SMALL: usize = 2;
+
 /// Windows that the decay time is cut into.
 const WINDOWS: usize = 8;
 

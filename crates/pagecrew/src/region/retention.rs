@@ -2,7 +2,7 @@
 
 use super::core::{Core, RegionCrew, Zone, lock};
 use super::options::Options;
-use super::policy::{LowWater, expected_growth, first_peak};
+use super::policy::{LowWater, expected_growth, first_peak, slack};
 use super::signals::SignalReader;
 use crate::crew::look::NextLook;
 use crate::crew::{Employer, Operation, Task, Tick};
@@ -23,8 +23,6 @@ const CRAMPED_PAUSE: Duration = Duration::from_secs(1);
 const GROWTH_PER_US: usize = 4_000;
 /// A program counts as active for this long after its last call.
 const ACTIVE_NS: u64 = 1_000_000_000;
-/// Without pressure, an excess below this share of what is retained is left alone.
-const SLACK_SHARE: usize = 32;
 /// While fresh memory is being touched, no more than this is left on its way back.
 const ROOM_BACKLOG: usize = 8 << 20;
 /// The backlog of memory on its way back may always be this long.
@@ -151,8 +149,10 @@ impl Core {
     pub fn settle_retained(&self, crew: &RegionCrew, freed: usize) {
         let target = self.target_after_free(freed);
         let retained = self.retained();
-        if retained > target + self.slack(retained) {
-            self.discard_down_to(crew, target, None);
+        let slack = self.slack();
+        if retained > target + slack {
+            // Not all of it: what was just freed is what is asked for next.
+            self.discard_down_to(crew, target + slack / 4 * 3, None);
         }
         self.wake(crew, freed);
     }
@@ -162,16 +162,16 @@ impl Core {
         self.retention.peak_in_use.load(Ordering::Relaxed).saturating_sub(self.in_use())
     }
 
-    /// What may be there beyond the target: without pressure, little enough to spare a large span a hole; near a limit, nothing.
-    fn slack(&self, retained: usize) -> usize {
+    /// What may be there beyond the target: without pressure, little; near a limit, nothing.
+    fn slack(&self) -> usize {
         let none = self.retention.near_limit.load(Ordering::Relaxed) || self.options.retain == Some(0);
-        if none { 0 } else { retained / SLACK_SHARE }
+        if none { 0 } else { slack(self.retention.peak_in_use.load(Ordering::Relaxed)) }
     }
 
     /// Whether `fresh` bytes more would raise the program's peak, with all that is retained.
     pub fn exceeds_peak(&self, fresh: usize) -> bool {
         let peak = self.retention.peak_in_use.load(Ordering::Relaxed);
-        self.in_use() + self.retained() + fresh > peak + peak / SLACK_SHARE
+        self.in_use() + self.retained() + fresh > peak + self.slack()
     }
 
     /// How much may be retained now that `bytes` more are in use.
@@ -214,7 +214,7 @@ impl Core {
         let pressure = read.is_some_and(|signals| signals.pressure());
         let retained = self.retained().min(still_there);
         // A hole cut for a few megabytes keeps a large span from fitting where it was, and costs all of it in page faults.
-        let slack = if pressure || growth > 0 { 0 } else { self.slack(retained) };
+        let slack = if pressure { 0 } else { self.slack().saturating_sub(growth) };
         let excess = retained.saturating_sub(target);
         Some(Sample { excess: if excess > slack { excess } else { 0 }, bound: target + slack, pressure })
     }
@@ -250,13 +250,14 @@ impl Core {
     pub fn reserve_headroom(&self, crew: &RegionCrew, zone: &Zone, fresh: usize) {
         let target = self.target_after_allocation(fresh);
         let retained = self.retained();
-        if retained > target + self.slack(retained) {
+        let slack = self.slack();
+        if retained > target + slack {
             // What did not fit here may fit next time; what is in the other zone has not been asked for.
-            self.discard_down_to(crew, target, Some(zone));
+            self.discard_down_to(crew, target + slack / 4 * 3, Some(zone));
         }
         // Touching is slower than giving back, so the caller helps a little rather than wait for a helper that may not run.
         let near = self.retention.near_limit.load(Ordering::Relaxed);
-        let bound = if near { 0 } else { self.slack(retained).max(ROOM_BACKLOG) };
+        let bound = if near { 0 } else { slack.max(ROOM_BACKLOG) };
         self.bound_backlog(crew, bound);
     }
 
@@ -360,7 +361,7 @@ impl Core {
         }
         // A program that grows outside the region may use up what retention may exceed its target by before the next look, whether
         // or not it calls here meanwhile. In an idle one, what is retained decays, and the looks with it.
-        let lead = Duration::from_micros((self.slack(self.retained()) / GROWTH_PER_US) as u64);
+        let lead = Duration::from_micros((self.slack() / GROWTH_PER_US) as u64);
         let pause = if self.watched(crew) == 0 { CRAMPED_PAUSE } else { lead.clamp(LEAST_PAUSE, MOST_PAUSE) };
         self.retention.next_look.again_at(now + pause.as_nanos() as u64);
         Tick::Wait(pause)

@@ -223,8 +223,10 @@ pub struct Grant {
 /// The map of one zone.
 pub struct SpanMap {
     len: usize,
-    /// What is given back begins and ends at multiples of this.
+    /// What is given back begins and ends at multiples of this, and a page that is touched may bring all others of its granule.
     granule: usize,
+    /// Whether what is not in use may be accessible.
+    loose: bool,
     /// Nothing behind this offset was ever handed out.
     top: usize,
     /// What begins where.
@@ -266,6 +268,7 @@ impl SpanMap {
         Ok(SpanMap {
             len,
             granule,
+            loose: true,
             top: 0,
             map: Arc::new(PageMap::new(pages)?),
             heads: Bits::new(pages)?,
@@ -557,10 +560,58 @@ impl SpanMap {
             .or_else(|| if order.is_empty() { None } else { self.fit_in_run(&request) })
             .or_else(|| if request.fresh { self.fit_in_one(0, &request).or_else(|| self.fit_at_top(&request)) } else { None })?;
         let (pieces, marks) = self.cut_out(offset, len);
+        self.keep_rest_of_granules(offset, len, &pieces);
         let fresh = pieces.backed() == 0;
         let marks = Marks { fresh, ..marks };
         self.put(offset, Segment { len, state: State::InUse, marks, class: request.class });
         Some(Grant { offset, len, pieces })
+    }
+
+    /// What was address space around a new span in the huge pages that it begins and ends in gets pages with it: zero pages, which
+    /// come first for the next request.
+    fn keep_rest_of_granules(&mut self, offset: usize, len: usize, pieces: &Pieces) {
+        let end = offset + len;
+        let reserved = |piece: Option<&Piece>| piece.is_some_and(|piece| piece.state == State::Reserved);
+        if self.granule == PAGE || !self.loose {
+            return;
+        }
+        if reserved(pieces.last()) {
+            self.reserved_to_zeroed(end, end.next_multiple_of(self.granule).min(self.len));
+        }
+        if reserved(pieces.first()) {
+            self.reserved_to_zeroed(offset & !(self.granule - 1), offset);
+        }
+    }
+
+    /// Makes zeroed memory of the address space that lies in `[from, to)` at the end of it that a span was just cut out of.
+    fn reserved_to_zeroed(&mut self, from: usize, to: usize) {
+        if from >= to {
+            return;
+        }
+        if from == self.top {
+            self.top = to;
+            self.bytes.reserved -= (to - from) as u64;
+            self.put_joined(from, Segment::free(to - from, State::Zeroed, Marks::default()));
+            return;
+        }
+        // Whichever of its ends is at the span, the segment that reaches there.
+        for at in [from, to - PAGE] {
+            if let Some((start, segment)) = self.segment_of(at)
+                && segment.state == State::Reserved
+                && start < self.top
+            {
+                let (first, last) = (start.max(from), (start + segment.len).min(to));
+                self.split_at(first);
+                self.split_at(last);
+                let segment = self.take(first);
+                self.put_joined(first, Segment { state: State::Zeroed, ..segment });
+            }
+        }
+    }
+
+    /// From now on, nothing may be accessible that is not in use or retained.
+    pub fn be_exact(&mut self) {
+        self.loose = false;
     }
 
     /// Where the span fits behind everything that was ever handed out.
