@@ -3,6 +3,7 @@
 //! A bit for each number, a bit for each word of those that isn't zero, and so on, until one word is left.
 
 use crate::sys::Errno;
+use crate::sys::memory::Range;
 use crate::sys::words::Words;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -29,6 +30,11 @@ impl Bits {
             }
             count = count.div_ceil(WORD);
         }
+    }
+
+    /// Where the set lies.
+    pub fn ranges(&self) -> impl Iterator<Item = Range> + '_ {
+        self.levels.iter().map(Words::range)
     }
 
     /// Adds `number`.

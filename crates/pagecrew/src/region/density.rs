@@ -29,9 +29,22 @@ struct Kind {
     verdict: AtomicU8,
     /// Spans handed out and taken back that could have been looked at.
     chances: AtomicU32,
-    /// The span that was handed out last; 0 for none.
-    last: AtomicUsize,
-    last_len: AtomicUsize,
+    /// A span that was handed out lately, to be looked at; 0 for none. Its length may be that of another one for a moment.
+    seen: AtomicUsize,
+    seen_len: AtomicUsize,
+}
+
+/// So many spans of its kind are handed out while one is looked at again and again.
+const PATIENCE: u32 = 4;
+/// While nothing is known of a kind, so many chances are all taken.
+const EAGER: u32 = 32;
+
+impl Kind {
+    /// Whether the `count`-th chance is taken: always while nothing is known and looking may soon pay, then often, then now and then.
+    fn due(&self, count: u32) -> bool {
+        let eager = self.verdict.load(Relaxed) == UNKNOWN && count <= EAGER;
+        eager || count.is_power_of_two() || count.is_multiple_of(64)
+    }
 }
 
 /// See the module.
@@ -62,18 +75,13 @@ impl Touched {
     }
 }
 
-/// Whether the `count`-th chance is taken: often at first, then now and then.
-fn due(count: u32) -> bool {
-    count.is_power_of_two() || count.is_multiple_of(256)
-}
-
 impl Density {
     pub fn new() -> Density {
         let kind = || Kind {
             verdict: AtomicU8::new(UNKNOWN),
             chances: AtomicU32::new(0),
-            last: AtomicUsize::new(0),
-            last_len: AtomicUsize::new(0),
+            seen: AtomicUsize::new(0),
+            seen_len: AtomicUsize::new(0),
         };
         Density { kinds: std::array::from_fn(|_| kind()), share: AtomicU32::new(WHOLE) }
     }
@@ -84,16 +92,23 @@ impl Density {
         if len >= ALIGNED_LEAST { verdict != THIN } else { verdict == DENSE && in_use >= WORTH }
     }
 
-    /// Takes note of a fresh span with small pages, and looks at the one of its kind before it.
+    /// Takes note of a fresh span with small pages, and looks at one of its kind that was handed out before it.
     pub fn handed_out(&self, span: Range) {
         let kind = &self.kinds[kind_of(span.len)];
-        let last = kind.last.swap(span.start, Relaxed);
-        let len = kind.last_len.swap(span.len, Relaxed);
-        if last != 0 && due(kind.chances.fetch_add(1, Relaxed) + 1) {
-            // It may be somebody else's by now, or free: what is seen is a hint, and nothing is read but which pages there are.
-            let touched = resident(Range { start: last, len });
-            self.note_share(touched);
-            self.note(span.len, touched);
+        let count = kind.chances.fetch_add(1, Relaxed) + 1;
+        let seen = Range { start: kind.seen.load(Relaxed), len: kind.seen_len.load(Relaxed) };
+        if seen.start != 0 && kind.due(count) {
+            // It may be somebody else's by now, or free, or its user is only just beginning: that it has pages says something, that it has
+            // none doesn't. Nothing is read but which pages there are.
+            let touched = resident(seen);
+            if touched.verdict() == Some(DENSE) {
+                self.note(span.len, touched);
+            }
+        }
+        // One is given a while to be touched.
+        if seen.start == 0 || count.is_multiple_of(PATIENCE) {
+            kind.seen_len.store(span.len, Relaxed);
+            kind.seen.store(span.start, Relaxed);
         }
     }
 
@@ -104,7 +119,7 @@ impl Density {
     /// The span is mapped, and nobody uses it.
     pub unsafe fn taken_back(&self, span: Range, huge: bool) {
         let kind = &self.kinds[kind_of(span.len)];
-        if due(kind.chances.fetch_add(1, Relaxed) + 1) {
+        if kind.due(kind.chances.fetch_add(1, Relaxed) + 1) {
             // SAFETY: by the function's own contract.
             let touched = if huge { unsafe { written(span) } } else { resident(span) };
             if !huge {
@@ -259,7 +274,25 @@ mod tests {
     }
 
     #[test]
+    fn a_span_that_is_not_touched_yet_says_nothing() {
+        let density = Density::new();
+        let size = 4 << 20;
+        let first = span(size, false);
+        density.handed_out(first);
+        density.handed_out(span(size, false));
+        assert!(!density.wants_huge_pages(size, 1 << 30));
+        touch(first, PAGE_SIZE);
+        density.handed_out(span(size, false));
+        assert!(density.wants_huge_pages(size, 1 << 30));
+    }
+
+    #[test]
     fn chances_are_taken_often_at_first() {
-        assert_eq!((1..=1000).filter(|&count| due(count)).collect::<Vec<_>>(), [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768]);
+        let density = Density::new();
+        let due = |verdict| {
+            density.kinds[3].verdict.store(verdict, Relaxed);
+            (1..=1000).filter(|&count| density.kinds[3].due(count)).count()
+        };
+        assert_eq!((due(UNKNOWN), due(THIN)), (32 + 15, 6 + 15));
     }
 }

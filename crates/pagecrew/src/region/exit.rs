@@ -76,6 +76,10 @@ impl Region {
             return;
         }
         list.cut(arena);
+        // The zones' maps are needed until the last helper has reported.
+        for zone in &self.core().zones {
+            zone.lock().map.own_memory().for_each(|range| list.cut(range));
+        }
         // What is in use in the arena, and what is retained there. Adjacent spans are given back together.
         let mut spans = List::new();
         let mut sum = 0;

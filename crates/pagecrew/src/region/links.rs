@@ -1,6 +1,7 @@
 //! What a free run of pages holds of the list that it is in: one word for each page, of which that of a run's first page is used.
 
 use crate::sys::Errno;
+use crate::sys::memory::Range;
 use crate::sys::words::Words;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -32,6 +33,11 @@ impl Links {
 
     pub fn set_previous(&self, at: usize, previous: u32) {
         self.set(at, self.get(at).0, previous);
+    }
+
+    /// Where the links lie.
+    pub fn range(&self) -> Range {
+        self.0.range()
     }
 
     /// Closes what lies behind page `at`: see [`Words::close_from`].

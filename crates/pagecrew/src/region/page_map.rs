@@ -5,6 +5,7 @@
 //! is freed twice at the same time is freed by the thread whose exchange succeeds.
 
 use super::spans::{Marks, Segment, State};
+use crate::sys::memory::Range;
 use crate::sys::words::Words;
 use crate::sys::{Errno, PAGE_SIZE};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -142,6 +143,11 @@ impl PageMap {
         debug_assert_eq!(found & 0xff, CACHED);
         word.store(found ^ (IN_USE ^ CACHED), Release);
         (found >> PAGES) as usize * PAGE_SIZE
+    }
+
+    /// Where the map lies.
+    pub fn range(&self) -> Range {
+        self.0.range()
     }
 
     /// Closes the map from page `page` on: see [`Words::close_from`].

@@ -29,6 +29,7 @@ use super::links::Links;
 use super::page_map::PageMap;
 use crate::stats::ZoneBytes;
 use crate::sys::Errno;
+use crate::sys::memory::Range;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -285,6 +286,11 @@ impl SpanMap {
     /// What lies where, for those who look without the zone's lock.
     pub fn page_map(&self) -> Arc<PageMap> {
         self.map.clone()
+    }
+
+    /// Where the map itself lies.
+    pub fn own_memory(&self) -> impl Iterator<Item = Range> + '_ {
+        self.heads.ranges().chain([self.map.range(), self.links.range()])
     }
 
     /// Bytes in each state.
@@ -1345,7 +1351,6 @@ mod tests {
 mod model {
     use super::*;
     use crate::crew::ahead::Ahead;
-    use crate::sys::memory::Range;
     use loom::sync::atomic::Ordering;
     use loom::sync::{Arc, Mutex};
 

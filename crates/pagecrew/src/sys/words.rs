@@ -25,6 +25,11 @@ impl Words {
         Ok(Words { range, count })
     }
 
+    /// Where the array lies.
+    pub fn range(&self) -> Range {
+        self.range
+    }
+
     /// The word at `index`.
     ///
     /// # Panics
