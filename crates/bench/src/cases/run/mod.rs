@@ -1,0 +1,27 @@
+//! `pagecrew run` before all kinds of programs. The parts are named by the beginnings of their cases' names.
+//!
+//! - `cells`: blocks of 64 KiB and more, beside other mallocs; [`cell`] is one of them, [`judge`] says what it has to reach.
+//! - `crowd`: the same with much else in the process.
+//! - `small`: blocks below 64 KiB, over each malloc.
+
+mod cell;
+mod cells;
+mod crowd;
+mod judge;
+mod small;
+
+use super::Setting;
+use crate::contestant::Contestant;
+use crate::report::Report;
+use anyhow::Result;
+
+pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
+    cells::run(setting, report)?;
+    crowd::run(setting, report)?;
+    small::run(setting, report)
+}
+
+/// Pagecrew, glibc, and the other mallocs as users get them.
+fn everyone(setting: &Setting) -> Vec<Contestant> {
+    [setting.ours.clone(), Contestant::plain("glibc")].into_iter().chain(setting.peers.all().iter().cloned()).collect()
+}
