@@ -7,6 +7,7 @@
 //! - `contestant`, `program`, `contest`: which malloc, one measured process, and taking turns.
 //! - `machine`, `python`: what this machine has room for and has installed.
 //! - `kept`, `bystanders`: changes to the system that don't outlive a bench, and programs that keep every CPU busy.
+//! - `programs`, `noise`: real programs and their generated inputs.
 //! - `worker`: the measured programs.
 //! - `cases`: `free`, `alloc`, `polite`, `frame`, `trim`, `pool` and `run`.
 //! - `demo`: real programs with and without Pagecrew.
@@ -19,7 +20,9 @@ mod demo;
 mod figures;
 mod kept;
 mod machine;
+mod noise;
 mod program;
+mod programs;
 mod python;
 mod report;
 mod row;

@@ -13,6 +13,10 @@ const SPAN: usize = 64 << 10;
 /// Rounds between two looks at the clock.
 const STRIDE: usize = 8;
 
+/// Untimed rounds of a thread for each of its slots, and the time after which no further one begins.
+const UNTIMED: usize = 4;
+const UNTIMED_NS: u64 = 80_000_000;
+
 /// How much of a block is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Touch {
@@ -73,7 +77,8 @@ struct Done {
 
 /// Prints the nanoseconds that a round takes, the most KiB that were resident, and the timed rounds of all threads. A round frees the
 /// block of a random slot, and puts a new one of random size there and touches it. Before the timed rounds each thread fills its
-/// slots, untimed. The peak is that of the whole process, the filling included.
+/// slots and then replaces each of them a few times, untimed: a malloc that keeps memory has it from then on, and whoever is slow at
+/// that has less time for it. The peak is that of the whole process, the filling included.
 pub fn run(cell: &Cell) -> Result<()> {
     let spans = (0..cell.live_spans).map(|_| Block::new(Origin::Malloc, SPAN)).collect::<Result<Vec<_>>>()?;
     let (ready, end) = (Barrier::new(cell.idle_threads + 1), Barrier::new(cell.idle_threads + 1));
@@ -118,22 +123,30 @@ fn rounds(cell: &Cell, index: usize, begin: &Barrier) -> Result<Done> {
     let mut random = Random::new(index as u64 + 1);
     let spread = (cell.high - cell.low + 1) as u64;
     let size = |random: &mut Random| cell.low + random.below(spread) as usize;
-    let filled: Result<Vec<_>> = (0..cell.slots).map(|_| Ok(Some(take(cell, size(&mut random))?))).collect();
+    let mut slots: Vec<Option<Block>> = (0..cell.slots).map(|_| None).collect();
+    let fill = |slots: &mut [Option<Block>], random: &mut Random| {
+        for slot in slots {
+            *slot = Some(take(cell, size(random))?);
+        }
+        Ok(())
+    };
+    let replace = |slots: &mut [Option<Block>], random: &mut Random, rounds: usize, limit_ns: u64| {
+        let start_ns = now_ns();
+        let mut done = 0;
+        while done < rounds && (!done.is_multiple_of(STRIDE) || done == 0 || now_ns() - start_ns <= limit_ns) {
+            let slot = random.below(cell.slots as u64) as usize;
+            slots[slot] = None;
+            slots[slot] = Some(take(cell, size(random))?);
+            done += 1;
+        }
+        Ok(Done { rounds: done, start_ns, end_ns: now_ns() })
+    };
+    let filled: Result<()> = fill(&mut slots, &mut random);
+    let ready = filled.and_then(|()| replace(&mut slots, &mut random, UNTIMED * cell.slots, UNTIMED_NS));
     // Without a thread that got no memory, the others would wait for ever.
     begin.wait();
-    let mut slots = filled?;
-    let start_ns = now_ns();
-    let mut rounds = 0;
-    while rounds < cell.rounds {
-        let slot = random.below(cell.slots as u64) as usize;
-        slots[slot] = None;
-        slots[slot] = Some(take(cell, size(&mut random))?);
-        rounds += 1;
-        if rounds.is_multiple_of(STRIDE) && now_ns() - start_ns > cell.limit_ns {
-            break;
-        }
-    }
-    Ok(Done { rounds, start_ns, end_ns: now_ns() })
+    ready?;
+    replace(&mut slots, &mut random, cell.rounds, cell.limit_ns)
 }
 
 /// A block of `len` bytes, used as much as the cell says.

@@ -3,11 +3,13 @@
 //! - `cells`: blocks of 64 KiB and more, beside other mallocs; [`cell`] is one of them, [`judge`] says what it has to reach.
 //! - `crowd`: the same with much else in the process.
 //! - `small`: blocks below 64 KiB, over each malloc.
+//! - `programs`: real programs, without it and with tcmalloc.
 
 mod cell;
 mod cells;
 mod crowd;
 mod judge;
+mod programs;
 mod small;
 
 use super::Setting;
@@ -18,7 +20,8 @@ use anyhow::Result;
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     cells::run(setting, report)?;
     crowd::run(setting, report)?;
-    small::run(setting, report)
+    small::run(setting, report)?;
+    programs::run(setting, report)
 }
 
 /// Pagecrew, glibc, and the other mallocs as users get them.
