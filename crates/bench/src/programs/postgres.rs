@@ -19,7 +19,7 @@ const SORT: &str = include_str!("../../scripts/programs/sort.sql");
 /// pgbench: branches of the bank, connections, and what each of these does.
 const SCALE: &str = "5";
 const CLIENTS: &str = "4";
-const TRANSACTIONS: &str = "1500";
+const TRANSACTIONS: &str = "800";
 
 /// What the balance of the bank is at the end: the same every time.
 const BALANCES: &str = "select sum(abalance), (select count(*) from pgbench_history) from pgbench_accounts";

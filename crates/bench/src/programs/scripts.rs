@@ -23,7 +23,7 @@ pub fn java(report: &Report) -> Result<Option<Run>> {
 pub fn node(report: &Report) -> Result<Option<Run>> {
     let Some(node) = installed(&["node", "nodejs"], "Node", "nodejs", report) else { return Ok(None) };
     let job = Job::new()?.file("buffers.js", include_str!("../../scripts/programs/buffers.js"))?;
-    Ok(Some(job.command(&[node, "buffers.js", "600"]).ready()))
+    Ok(Some(job.command(&[node, "buffers.js", "80"]).ready()))
 }
 
 pub fn r(report: &Report) -> Result<Option<Run>> {
@@ -45,11 +45,11 @@ fn python(report: &Report, module: &str, script: &str, arguments: &[&str], lines
 }
 
 pub fn polars(report: &Report) -> Result<Option<Run>> {
-    python(report, "polars", include_str!("../../scripts/programs/polars_job.py"), &["2000000"], usize::MAX)
+    python(report, "polars", include_str!("../../scripts/programs/polars_job.py"), &["1500000"], usize::MAX)
 }
 
 pub fn duckdb(report: &Report) -> Result<Option<Run>> {
-    python(report, "duckdb", include_str!("../../scripts/programs/duckdb_job.py"), &["4000000"], usize::MAX)
+    python(report, "duckdb", include_str!("../../scripts/programs/duckdb_job.py"), &["3000000"], usize::MAX)
 }
 
 pub fn pandas(report: &Report) -> Result<Option<Run>> {
@@ -66,5 +66,5 @@ pub fn numpy(report: &Report) -> Result<Option<Run>> {
 }
 
 pub fn scikit_learn(report: &Report) -> Result<Option<Run>> {
-    python(report, "sklearn", include_str!("../../scripts/programs/scikit_job.py"), &["12000"], usize::MAX)
+    python(report, "sklearn", include_str!("../../scripts/programs/scikit_job.py"), &["6000"], usize::MAX)
 }

@@ -15,13 +15,15 @@ mod small;
 use super::Setting;
 use crate::contestant::Contestant;
 use crate::report::Report;
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     cells::run(setting, report)?;
     crowd::run(setting, report)?;
     small::run(setting, report)?;
-    programs::run(setting, report)
+    programs::run(setting, report)?;
+    ensure!(!setting.only.matched_nothing(), "no case of the bench 'run' has all of these texts in its name");
+    Ok(())
 }
 
 /// Pagecrew, glibc, and the other mallocs as users get them.

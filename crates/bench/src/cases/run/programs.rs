@@ -25,7 +25,8 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     let mut failed = Vec::new();
     for definition in ALL {
         let wanted = setting.only.wants(&format!("programs: {}", definition.name));
-        if !wanted || (setting.quick && !QUICK.contains(&definition.name)) {
+        let left_out = setting.quick && !QUICK.contains(&definition.name) && !setting.only.asks_for(definition.name);
+        if !wanted || left_out {
             continue;
         }
         // One that can't be run must not keep out the others.

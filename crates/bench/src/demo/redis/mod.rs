@@ -53,7 +53,7 @@ pub fn prepare(report: &Report) -> Result<Option<Program>> {
 }
 
 /// The data set of [`run`].
-const SMALLER: usize = 512 << 20;
+const SMALLER: usize = 256 << 20;
 
 /// The same life of a server as one run with one time, in which each step counts.
 ///
