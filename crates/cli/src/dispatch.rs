@@ -23,7 +23,7 @@ pub struct BenchArguments {
     names: Vec<String>,
     /// Of the bench `run`, only cases whose names contain TEXT; may be given several times, and then each has to be in the name
     ///
-    /// The names begin with cells:, crowd:, small: or programs:.
+    /// The names begin with cells:, burst:, crowd:, small: or programs:.
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
     /// Fewer rounds and smaller sizes

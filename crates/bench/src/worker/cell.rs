@@ -15,7 +15,7 @@ const STRIDE: usize = 8;
 
 /// Untimed rounds of a thread for each of its slots, and the time after which no further one begins.
 const UNTIMED: usize = 4;
-const UNTIMED_NS: u64 = 80_000_000;
+const UNTIMED_NS: u64 = 250_000_000;
 
 /// How much of a block is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

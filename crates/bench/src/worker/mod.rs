@@ -1,6 +1,7 @@
 //! The measured programs. Each calls malloc and its relatives as a C program does, and prints its figures, one a line.
 
 mod block;
+mod burst;
 mod bystander;
 mod cell;
 mod churn;
@@ -48,6 +49,7 @@ pub fn run(args: &[String]) -> Result<()> {
         "grow" => grow::run(args.number(1)?, args.number(2)?),
         "frames" => frames::run(args.text(1)?, args.text(2)?, args.number(3)?),
         "frames-metadata" => frames::metadata(),
+        "burst" => burst::run(args.thread(1)?, args.number(2)? as u64),
         "cell" => cell::run(&cell::Cell {
             low: args.number(1)?,
             high: args.number(2)?,
@@ -133,6 +135,15 @@ impl<'a> Arguments<'a> {
         }
     }
 
+    /// Whether it is the main thread.
+    fn thread(&self, index: usize) -> Result<bool> {
+        match self.text(index)? {
+            "main" => Ok(true),
+            "other" => Ok(false),
+            other => bail!("a thread is main or other, not '{other}'"),
+        }
+    }
+
     fn pages(&self, index: usize) -> Result<Pages> {
         match self.text(index)? {
             "huge" => Ok(Pages::Huge),
@@ -160,6 +171,7 @@ mod tests {
             &["release", "heap", "4096"],
             &["cell", "1", "1", "half", "0", "1", "1", "1", "0", "0"],
             &["small", "dance", "1", "1"],
+            &["burst", "no", "1"],
             &["trim-table", "half", "4", "x"],
             &["pool-take", "/nonexistent/socket", "2097152", "0"],
             &["keep-pool", "/nonexistent/base"],
@@ -178,6 +190,8 @@ mod tests {
         call(&["pairs", "64", "1000"]).unwrap();
         call(&["idle", "67108864", "0"]).unwrap();
         call(&["cell", "65536", "1048576", "whole", "2", "4", "100", "1000000000", "3", "5"]).unwrap();
+        call(&["burst", "main", "1000000"]).unwrap();
+        call(&["burst", "other", "1000000"]).unwrap();
         call(&["small", "larson", "2", "1000000"]).unwrap();
         call(&["small", "alloc-test", "1", "1000000"]).unwrap();
         call(&["trim-stress", "8388608", "2"]).unwrap();
