@@ -88,7 +88,7 @@ fn duckdb(report: &Report) -> Result<Option<Program>> {
     of_the_bench(programs::DUCKDB, report)
 }
 
-/// A program that `pagecrew bench run` has, too. It is left alone by nobody: its memory ends with its work.
+/// A program that `pagecrew bench run` has, too. It ends with its work, so there is no memory to look at after a pause.
 fn of_the_bench(definition: programs::Definition, report: &Report) -> Result<Option<Program>> {
     let Some(mut program) = definition.prepare(report)? else { return Ok(None) };
     let metrics = [Metric::new("time", "s")].into_iter().chain(Metric::faults_and_peak()).collect();

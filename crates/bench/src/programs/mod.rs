@@ -49,7 +49,7 @@ const fn unhelped(name: &'static str, mib: usize, prepare: fn(&Report) -> Result
     Definition { name, least: NO_LOSS, memory: mib * MIB, prepare }
 }
 
-/// Every program, in the order in which they run. Redis is beside them: see `demo::redis`.
+/// Every program, in the order in which they run. Redis is the demo's, with less data.
 pub const ALL: [Definition; 18] = [
     JAVA,
     NODE,

@@ -55,10 +55,10 @@ pub fn prepare(report: &Report) -> Result<Option<Program>> {
 /// The data set of [`run`].
 const SMALLER: usize = 256 << 20;
 
-/// The same life of a server as one run with one time, in which each step counts.
+/// The same life of a server as one run with one time, the sum of its steps; nothing where it is not installed.
 ///
 /// # Errors
-/// Never; it is one of `programs`.
+/// Never. The signature is that of all programs.
 pub fn run(report: &Report) -> Result<Option<programs::Run>> {
     if !installed(report) {
         return Ok(None);
