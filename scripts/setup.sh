@@ -11,6 +11,14 @@ packages=(
     # The programs that the demo runs.
     redis-server
     fasttext
+    "default-jdk-headless openjdk-17-jdk-headless openjdk-21-jdk-headless openjdk-25-jdk-headless"
+    nodejs
+    # The programs that `pagecrew bench run` runs besides.
+    ffmpeg
+    git
+    imagemagick
+    postgresql
+    r-base-core
     # The mallocs that the benches compare with.
     libjemalloc2
     "libmimalloc2.0 libmimalloc3"
@@ -37,7 +45,7 @@ if [ "$(uname -m)" = x86_64 ]; then
 fi
 
 # Versions that have wheels for Python 3.11 to 3.13.
-requirements=(numpy==2.2.6 pandas==2.2.3 pytest==8.4.2 hypothesis==6.140.2)
+requirements=(numpy==2.2.6 pandas==2.2.3 polars==1.33.1 duckdb==1.3.2 pyarrow==21.0.0 scikit-learn==1.7.2 pytest==8.4.2 hypothesis==6.140.2)
 
 say() {
     printf 'setup: %s\n' "$*" >&2
@@ -67,11 +75,16 @@ choose() {
     echo "$1"
 }
 
+# Packages with a service.
+services=(redis-server postgresql)
+
 # Installs packages, never at the price of one that is there, and without starting the services in them: nothing here uses the
-# machine's own Redis.
+# machine's own Redis or PostgreSQL.
 install() {
-    local policy=/usr/sbin/policy-rc.d redis_was_there=no status=0
-    if installed redis-server; then redis_was_there=yes; fi
+    local policy=/usr/sbin/policy-rc.d status=0 service new=()
+    for service in "${services[@]}"; do
+        if ! installed "$service"; then new+=("$service"); fi
+    done
     if [ -e "$policy" ]; then
         policy=
     else
@@ -80,9 +93,11 @@ install() {
     fi
     DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-remove --no-install-recommends "$@" >&2 || status=$?
     if [ -n "$policy" ]; then rm -f "$policy"; fi
-    if [ "$redis_was_there" = no ] && installed redis-server && command -v systemctl >/dev/null; then
-        systemctl disable --now redis-server >/dev/null 2>&1 || true
-    fi
+    for service in "${new[@]}"; do
+        if installed "$service" && command -v systemctl >/dev/null; then
+            systemctl disable --now "$service" >/dev/null 2>&1 || true
+        fi
+    done
     return "$status"
 }
 

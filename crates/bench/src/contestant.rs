@@ -49,6 +49,20 @@ impl Contestant {
         self
     }
 
+    /// This contestant with its libraries copied to `directory`, for a user who can't read them where they are.
+    ///
+    /// # Errors
+    /// If they can't be copied.
+    pub fn copied_to(&self, directory: &Path) -> Result<Contestant> {
+        let mut copied = self.clone();
+        for path in &mut copied.preload {
+            let copy = directory.join(path.file_name().context("a library without a name")?);
+            std::fs::copy(&*path, &copy).with_context(|| format!("copying {}", path.display()))?;
+            *path = copy;
+        }
+        Ok(copied)
+    }
+
     /// Gives `command` this contestant's environment.
     pub fn prepare(&self, command: &mut Command) {
         for (variable, _) in std::env::vars_os() {

@@ -7,8 +7,9 @@
 //! - `contestant`, `program`, `contest`: which malloc, one measured process, and taking turns.
 //! - `machine`, `python`: what this machine has room for and has installed.
 //! - `kept`, `bystanders`: changes to the system that don't outlive a bench, and programs that keep every CPU busy.
+//! - `programs`, `noise`: real programs and their generated inputs.
 //! - `worker`: the measured programs.
-//! - `cases`: `free`, `alloc`, `polite`, `frame`, `trim` and `pool`.
+//! - `cases`: `free`, `alloc`, `polite`, `frame`, `trim`, `pool` and `run`.
 //! - `demo`: real programs with and without Pagecrew.
 
 mod bystanders;
@@ -19,7 +20,9 @@ mod demo;
 mod figures;
 mod kept;
 mod machine;
+mod noise;
 mod program;
+mod programs;
 mod python;
 mod report;
 mod row;
@@ -27,13 +30,25 @@ mod worker;
 
 pub use cases::NAMES;
 
-/// Runs the benches called `names`, or all of them where none is named, and prints one comparison a line. With `quick`, sizes
-/// and repetitions are cut so that everything takes a few minutes; with `json`, each line is an object.
+/// What is measured, and how it is printed.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// The benches; all where none is named.
+    pub names: Vec<String>,
+    /// Of the bench `run`, only cases whose names contain each of these texts.
+    pub only: Vec<String>,
+    /// Smaller sizes and fewer rounds, so that everything takes a few minutes.
+    pub quick: bool,
+    /// One object a line instead of tables.
+    pub json: bool,
+}
+
+/// Runs benches and prints their comparisons.
 ///
 /// # Errors
 /// If a name is unknown, the preload library can't be found, or a measured program fails.
-pub fn bench(names: &[String], quick: bool, json: bool) -> anyhow::Result<()> {
-    cases::run(names, quick, json)
+pub fn bench(options: &Options) -> anyhow::Result<()> {
+    cases::run(options)
 }
 
 /// Runs real programs with and without Pagecrew and prints what changed. What is not installed is named and left out.

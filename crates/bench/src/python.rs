@@ -20,7 +20,12 @@ pub fn with_numpy() -> Option<PathBuf> {
 }
 
 fn has_numpy(python: &Path) -> bool {
-    python.is_file() && program::run(Command::new(python).args(["-c", "import numpy, pandas"])).is_ok()
+    has(python, "numpy, pandas")
+}
+
+/// Whether `python` has `modules`, which are separated by commas.
+pub fn has(python: &Path, modules: &str) -> bool {
+    python.is_file() && program::run(Command::new(python).args(["-c", &format!("import {modules}")])).is_ok()
 }
 
 /// The interpreter behind `python3`, which may be a script that looks for one.

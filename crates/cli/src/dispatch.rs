@@ -12,6 +12,7 @@ Examples:
   pagecrew bench                      everything
   pagecrew bench free alloc           two of them
   pagecrew bench free --quick         smaller and fewer rounds: a first impression
+  pagecrew bench run --only cells --only \"64 KiB\"   some cases of one of them
   pagecrew bench --json > out.jsonl   one object a line
 
 The objects have the fields bench, case, ours, peer, theirs, unit, ratio and better, where ratio says how \
@@ -20,6 +21,11 @@ pub struct BenchArguments {
     /// Which benches [default: all]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
+    /// Of the bench `run`, only cases whose names contain TEXT; may be given several times, and then each has to be in the name
+    ///
+    /// The names begin with cells:, burst:, crowd:, small: or programs:.
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
     /// Fewer rounds and smaller sizes
     #[arg(long)]
     quick: bool,
@@ -55,7 +61,13 @@ pub fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
         let known = pagecrew_bench::NAMES.join(", ");
         return Err(Failure::Usage(format!("there is no bench '{unknown}'; there are {known}")));
     }
-    Ok(pagecrew_bench::bench(&arguments.names, arguments.quick, arguments.json)?)
+    let options = pagecrew_bench::Options {
+        names: arguments.names.clone(),
+        only: arguments.only.clone(),
+        quick: arguments.quick,
+        json: arguments.json,
+    };
+    Ok(pagecrew_bench::bench(&options)?)
 }
 
 /// `pagecrew demo`.

@@ -3,21 +3,27 @@
 mod alloc;
 mod frame;
 mod free;
+mod only;
 mod polite;
 mod pool;
+mod run;
 mod trim;
 
+use crate::Options;
 use crate::contestant::{Contestant, Peers};
 use crate::report::Report;
 use anyhow::{Result, bail};
+use only::Only;
 
 /// Every bench, in the order in which they run.
-pub const NAMES: &[&str] = &["free", "alloc", "polite", "frame", "trim", "pool"];
+pub const NAMES: &[&str] = &["free", "alloc", "polite", "frame", "trim", "pool", "run"];
 
 /// What every bench gets.
 pub struct Setting {
     /// Smaller sizes and fewer runs.
     pub quick: bool,
+    /// Cases that are wanted, of the benches that can leave some out.
+    pub only: Only,
     /// Pagecrew with its default options.
     pub ours: Contestant,
     /// The mallocs that are installed here.
@@ -36,13 +42,19 @@ impl Setting {
     }
 }
 
-/// Runs the benches called `names`, or all.
-pub fn run(names: &[String], quick: bool, json: bool) -> Result<()> {
+/// Runs the benches that `options` name, or all.
+pub fn run(options: &Options) -> Result<()> {
+    let names = &options.names;
     if let Some(unknown) = names.iter().find(|name| !NAMES.contains(&name.as_str())) {
         bail!("there is no bench called '{unknown}'; there are {}", NAMES.join(", "));
     }
-    let mut report = Report::new(json);
-    let setting = Setting { quick, ours: Contestant::pagecrew()?, peers: Peers::find(&report) };
+    let mut report = Report::new(options.json);
+    let setting = Setting {
+        quick: options.quick,
+        only: Only::new(&options.only),
+        ours: Contestant::pagecrew()?,
+        peers: Peers::find(&report),
+    };
     for &name in NAMES {
         if !names.is_empty() && !names.iter().any(|wanted| wanted == name) {
             continue;
@@ -53,7 +65,8 @@ pub fn run(names: &[String], quick: bool, json: bool) -> Result<()> {
             "polite" => polite::run(&setting, &mut report)?,
             "frame" => frame::run(&setting, &mut report)?,
             "trim" => trim::run(&setting, &mut report)?,
-            _ => pool::run(&setting, &mut report)?,
+            "pool" => pool::run(&setting, &mut report)?,
+            _ => run::run(&setting, &mut report)?,
         }
         report.table(name)?;
     }
@@ -66,10 +79,10 @@ mod tests {
 
     #[test]
     fn an_unknown_bench_is_refused_before_anything_runs() {
-        let error = run(&["fre".to_owned()], true, true).unwrap_err();
+        let error = run(&Options { names: vec!["fre".to_owned()], ..Options::default() }).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "there is no bench called 'fre'; there are free, alloc, polite, frame, trim, pool"
+            "there is no bench called 'fre'; there are free, alloc, polite, frame, trim, pool, run"
         );
     }
 }

@@ -1,9 +1,9 @@
 //! A C++ program: fastText learns word vectors. Its matrix of 800 MB is one allocation, read and written all over.
 
-use super::noise::Noise;
 use super::{Metric, Program};
 use crate::contestant::Contestant;
 use crate::machine;
+use crate::noise::Noise;
 use crate::program::{self, on_path};
 use crate::report::Report;
 use anyhow::{Context, Result, bail, ensure};

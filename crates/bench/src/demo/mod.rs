@@ -1,16 +1,17 @@
 //! Real programs with and without Pagecrew: what changes in time, page faults and memory.
 
 mod fasttext;
-mod noise;
 mod numpy;
 mod redis;
 
 use crate::contest::{against_the_first, alternate};
 use crate::contestant::Contestant;
 use crate::machine;
+use crate::programs;
 use crate::report::Report;
 use crate::row::{Bar, Comparison, Row};
 use anyhow::Result;
+pub use redis::run as redis_run;
 use std::time::Duration;
 
 /// Runs of each program, with and without Pagecrew.
@@ -61,7 +62,7 @@ type Run = Box<dyn FnMut(&Contestant, Duration) -> Result<(Vec<f64>, Option<f64>
 pub fn run(json: bool) -> Result<()> {
     let mut report = Report::new(json);
     let contestants = [Contestant::pagecrew()?, Contestant::plain("without")];
-    for prepare in [numpy::prepare, redis::prepare, fasttext::prepare] {
+    for prepare in [numpy::prepare, redis::prepare, fasttext::prepare, java, node, polars, duckdb] {
         if let Some(program) = prepare(&report)? {
             compare(program, &contestants, &report)?.into_iter().try_for_each(|row| report.row(row))?;
             let rows = report.take_rows();
@@ -69,6 +70,33 @@ pub fn run(json: bool) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn java(report: &Report) -> Result<Option<Program>> {
+    of_the_bench(programs::JAVA, report)
+}
+
+fn node(report: &Report) -> Result<Option<Program>> {
+    of_the_bench(programs::NODE, report)
+}
+
+fn polars(report: &Report) -> Result<Option<Program>> {
+    of_the_bench(programs::POLARS, report)
+}
+
+fn duckdb(report: &Report) -> Result<Option<Program>> {
+    of_the_bench(programs::DUCKDB, report)
+}
+
+/// A program that `pagecrew bench run` has, too. It ends with its work, so there is no memory to look at after a pause.
+fn of_the_bench(definition: programs::Definition, report: &Report) -> Result<Option<Program>> {
+    let Some(mut program) = definition.prepare(report)? else { return Ok(None) };
+    let metrics = [Metric::new("time", "s")].into_iter().chain(Metric::faults_and_peak()).collect();
+    let run = move |contestant: &Contestant, _pause: Duration| {
+        let usage = program.run(contestant)?;
+        Ok((vec![usage.seconds, usage.faults as f64, usage.peak_mib], None))
+    };
+    Ok(Some(Program { name: definition.name, metrics, run: Box::new(run) }))
 }
 
 /// Runs `program` in turns. Only the last run of each contestant has the pause.

@@ -79,6 +79,14 @@ impl Block {
         self.mark(0, self.len);
     }
 
+    /// Writes to the first byte and to the one in the middle.
+    pub fn touch_two_bytes(&self) {
+        for offset in [0, self.len / 2] {
+            // SAFETY: the byte lies inside memory that is ours; no block is empty.
+            unsafe { ((self.start + offset) as *mut u8).write_volatile(1) };
+        }
+    }
+
     /// As [`Block::touch`], by as many threads as there are CPUs.
     pub fn touch_in_parallel(&self) {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(16);

@@ -1,7 +1,9 @@
 //! The measured programs. Each calls malloc and its relatives as a C program does, and prints its figures, one a line.
 
 mod block;
+mod burst;
 mod bystander;
+mod cell;
 mod churn;
 mod dense;
 mod frames;
@@ -14,15 +16,18 @@ mod pool;
 mod random;
 mod release;
 mod serve;
+mod small;
 mod sparse;
 mod table;
 
 use anyhow::{Context, Result, bail};
 use block::{Block, Origin};
 pub use bystander::STRIDE as BYSTANDER_STRIDE;
+pub use cell::Touch;
 pub use frames::LARGEST_BATCH;
 use huge::Pages;
 pub use serve::socket as pool_socket;
+pub use small::Kind as SmallKind;
 pub use sparse::marked_pages;
 use std::fmt::Display;
 use std::io::Write;
@@ -44,6 +49,19 @@ pub fn run(args: &[String]) -> Result<()> {
         "grow" => grow::run(args.number(1)?, args.number(2)?),
         "frames" => frames::run(args.text(1)?, args.text(2)?, args.number(3)?),
         "frames-metadata" => frames::metadata(),
+        "burst" => burst::run(args.thread(1)?, args.number(2)? as u64),
+        "cell" => cell::run(&cell::Cell {
+            low: args.number(1)?,
+            high: args.number(2)?,
+            touch: Touch::named(args.text(3)?)?,
+            threads: args.number(4)?,
+            slots: args.number(5)?,
+            rounds: args.number(6)?,
+            limit_ns: args.number(7)? as u64,
+            idle_threads: args.number(8)?,
+            live_spans: args.number(9)?,
+        }),
+        "small" => small::run(small::Kind::named(args.text(1)?)?, args.number(2)?, args.number(3)? as u64),
         "pairs" => pairs::run(args.number(1)?, args.number(2)?),
         "bystander" => bystander::run(args.number(1)?, args.text(2)?, args.number(3)?),
         "keep-setting" => {
@@ -117,6 +135,15 @@ impl<'a> Arguments<'a> {
         }
     }
 
+    /// Whether it is the main thread.
+    fn thread(&self, index: usize) -> Result<bool> {
+        match self.text(index)? {
+            "main" => Ok(true),
+            "other" => Ok(false),
+            other => bail!("a thread is main or other, not '{other}'"),
+        }
+    }
+
     fn pages(&self, index: usize) -> Result<Pages> {
         match self.text(index)? {
             "huge" => Ok(Pages::Huge),
@@ -142,6 +169,9 @@ mod tests {
             &["warm"],
             &["warm", "much"],
             &["release", "heap", "4096"],
+            &["cell", "1", "1", "half", "0", "1", "1", "1", "0", "0"],
+            &["small", "dance", "1", "1"],
+            &["burst", "no", "1"],
             &["trim-table", "half", "4", "x"],
             &["pool-take", "/nonexistent/socket", "2097152", "0"],
             &["keep-pool", "/nonexistent/base"],
@@ -159,6 +189,11 @@ mod tests {
         call(&["grow", "1048576", "8388608"]).unwrap();
         call(&["pairs", "64", "1000"]).unwrap();
         call(&["idle", "67108864", "0"]).unwrap();
+        call(&["cell", "65536", "1048576", "whole", "2", "4", "100", "1000000000", "3", "5"]).unwrap();
+        call(&["burst", "main", "1000000"]).unwrap();
+        call(&["burst", "other", "1000000"]).unwrap();
+        call(&["small", "larson", "2", "1000000"]).unwrap();
+        call(&["small", "alloc-test", "1", "1000000"]).unwrap();
         call(&["trim-stress", "8388608", "2"]).unwrap();
         call(&["own-zeroes", "8388608"]).unwrap();
         call(&["own-heap", "8388608", "huge"]).unwrap();
