@@ -1,7 +1,6 @@
 //! The crew: a board of jobs, the helper threads that work on it, and a watcher.
 //!
-//! Helpers do the heavy work in the idle class, on CPUs that nobody else wants. The watcher does next to nothing, in the
-//! ordinary class: it looks at the signals, tells the employer what helpers have finished, and sees to it that what the employer
+//! Helpers do the heavy work, on CPUs that nobody else wants. The watcher does next to nothing: it looks at the signals, tells the employer what helpers have finished, and sees to it that what the employer
 //! keeps stays within its bounds even where helpers get no CPU time at all.
 //!
 //! **A helper takes no lock that anybody else waits for.** It may be stopped at any instruction for as long as others want the CPU, so
@@ -12,6 +11,7 @@ use super::board::{PLACES, Place};
 use super::contention::Contention;
 use super::employer::{Employer, Task};
 use super::job::GRAIN;
+use super::kind::KINDS;
 use super::operation::{OPERATIONS, Operation};
 use super::threads::{Helper, Starting, THREADS};
 use crate::sys::sched::CpuSet;
@@ -30,8 +30,8 @@ pub(super) struct Shared<E> {
     // On the heap, and built there: the first large request may come from a thread with a stack of a few kilobytes.
     pub(super) places: Box<[Place]>,
     pub(super) helpers: Box<[Helper]>,
-    /// Where helpers listen, and where the watcher does.
-    pub(super) bell: Bell,
+    /// Where the helpers of each kind listen, and where the watcher does.
+    pub(super) bells: [Bell; KINDS],
     pub(super) watcher_bell: Arc<Bell>,
     pub(super) starting: Mutex<Starting>,
     pub(super) stop: AtomicBool,
@@ -77,7 +77,7 @@ impl<E: Employer> Crew<E> {
             employer,
             places: (0..PLACES).map(|_| Place::new()).collect(),
             helpers: (0..THREADS).map(|_| Helper::new()).collect(),
-            bell: Bell::new(),
+            bells: std::array::from_fn(|_| Bell::new()),
             watcher_bell: Arc::new(Bell::new()),
             starting: Mutex::new(Starting::new()),
             stop: AtomicBool::new(false),
@@ -274,7 +274,7 @@ impl<E: Employer> Crew<E> {
             *handle = None;
         }
         starting.retry_ns = 0;
-        shared.bell.reset();
+        shared.bells.iter().for_each(Bell::reset);
         shared.watcher_bell.reset();
         shared.helpers.iter().for_each(|helper| {
             helper.thread.store(0, Ordering::Relaxed);
@@ -294,7 +294,7 @@ impl<E: Employer> Drop for Crew<E> {
         }
         self.shared.stop.store(true, Ordering::SeqCst);
         self.hurry();
-        self.shared.bell.ring(THREADS);
+        self.shared.bells.iter().for_each(|bell| _ = bell.ring(THREADS));
         self.shared.watcher_bell.ring(1);
         let handles: Vec<_> = lock(&self.shared.starting).handles.iter_mut().filter_map(Option::take).collect();
         for handle in handles {
@@ -424,8 +424,10 @@ mod tests {
     }
 
     #[test]
-    fn helpers_work_in_the_idle_class_and_without_signals() {
+    fn helpers_that_zero_work_in_the_idle_class_and_without_signals() {
         let crew = crew(None);
+        // Other tests may take the CPUs for longer than this one waits.
+        crew.shared.contention.disregard();
         let range = filled(64 << 20);
         let deadline = clock::now_ns() + 60_000_000_000;
         let class = |thread| {

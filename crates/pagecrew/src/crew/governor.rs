@@ -26,9 +26,9 @@ pub struct Means {
 /// A helper is worth waking for this much work, in microseconds: several times what waking it costs.
 const WORTH_US: usize = 200;
 
-/// The most helpers, however large the machine: behind this many the kernel's own locks are the limit (`000_…` found 4 to 16
-/// threads a node best), and the machine is not ours alone.
-pub const MAX_HELPERS: usize = 32;
+/// The most helpers of a kind, however large the machine: behind this many the kernel's own locks are the limit (Aaron Lu found 4 to
+/// 16 threads a node best), and the machine is not ours alone.
+pub const MAX_HELPERS: usize = 16;
 
 /// How many helpers should be at `demand`.
 ///

@@ -3,7 +3,6 @@
 use super::crew::Crew;
 use super::employer::{Employer, Tick};
 use super::helper::LINGER;
-use super::job::GRAIN;
 use super::operation::Operation;
 use super::threads::WATCHER;
 use crate::sys::{clock, sched};
@@ -78,7 +77,12 @@ impl<E: Employer> Crew<E> {
             return true;
         }
         contention.seen_to();
-        self.call(left().map(|place| place.job.left() * GRAIN).sum(), Operation::Discard);
+        for operation in [Operation::Discard, Operation::Zero] {
+            let bytes = self.backlog(operation);
+            if bytes > 0 {
+                self.call(bytes, operation);
+            }
+        }
         false
     }
 }

@@ -45,22 +45,50 @@ struct Attributes {
     period: u64,
 }
 
+/// `SCHED_FLAG_RESET_ON_FORK`, which a thread without privileges can't take back.
+const RESET_ON_FORK: u64 = 1;
+
+fn attributes() -> Result<Attributes, Errno> {
+    let size = size_of::<Attributes>();
+    let mut attributes = Attributes::default();
+    // SAFETY: the structure has room for `size` bytes.
+    Errno::check(unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) })?;
+    Ok(attributes)
+}
+
+fn set_attributes(attributes: &Attributes) -> Result<(), Errno> {
+    // SAFETY: the structure is valid for its size, which it holds.
+    Errno::check(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const *attributes, 0) }).map(drop)
+}
+
+/// Moves the calling thread to the ordinary class, as nice as it is, with time slices of `slice_ns` nanoseconds (6.12; older kernels
+/// take no notice of those). A thread of the idle class stays there: its process is to have no CPU time that others want.
+///
+/// # Errors
+/// `EPERM` where a filter of system calls refuses it.
+pub fn set_ordinary(slice_ns: u64) -> Result<(), Errno> {
+    let attributes = attributes()?;
+    if attributes.policy == libc::SCHED_IDLE as u32 {
+        return Ok(());
+    }
+    let nice = if attributes.policy == libc::SCHED_DEADLINE as u32 { 0 } else { attributes.nice };
+    let flags = attributes.flags & RESET_ON_FORK;
+    let size = attributes.size;
+    set_attributes(&Attributes { size, flags, nice, runtime: slice_ns, ..Attributes::default() })
+}
+
 /// Asks for time slices of `ns` nanoseconds for the calling thread: one that runs for a moment now and then gets that moment
 /// sooner, and no more of the CPU than others (6.12; older kernels take no notice).
 ///
 /// # Errors
 /// `EINVAL` for a thread that is not in the ordinary class.
 pub fn set_slice(ns: u64) -> Result<(), Errno> {
-    let size = size_of::<Attributes>();
-    let mut attributes = Attributes::default();
-    // SAFETY: the structure has room for `size` bytes.
-    Errno::check(unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) })?;
+    let mut attributes = attributes()?;
     if attributes.policy != libc::SCHED_OTHER as u32 {
         return Err(Errno(libc::EINVAL));
     }
     attributes.runtime = ns;
-    // SAFETY: the structure is valid for its size, which it holds.
-    Errno::check(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) }).map(drop)
+    set_attributes(&attributes)
 }
 
 /// A set of CPUs: the largest that glibc's own calls know, 1024.
@@ -160,6 +188,26 @@ mod tests {
             set_class(0, Class::Idle).unwrap();
             // The way back depends on rights; both answers are right, any other is not.
             assert!(matches!(set_class(thread_id(), Class::Normal), Ok(()) | Err(Errno(libc::EPERM))));
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_thread_of_any_class_but_the_idle_one_becomes_ordinary_and_as_nice_as_it_was() {
+        let now = || attributes().map(|attributes| (attributes.policy as i32, attributes.nice)).unwrap();
+        std::thread::spawn(move || {
+            // SAFETY: takes no pointers; about the calling thread alone.
+            unsafe { libc::syscall(libc::SYS_setpriority, libc::PRIO_PROCESS, 0, 7) };
+            let parameter = libc::sched_param { sched_priority: 0 };
+            // SAFETY: `parameter` outlives the call.
+            unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, libc::SCHED_BATCH, &parameter) };
+            assert_eq!(now(), (libc::SCHED_BATCH, 7));
+            set_ordinary(3_000_000).unwrap();
+            assert_eq!(now(), (libc::SCHED_OTHER, 7));
+            set_class(0, Class::Idle).unwrap();
+            set_ordinary(3_000_000).unwrap();
+            assert_eq!(now().0, libc::SCHED_IDLE);
         })
         .join()
         .unwrap();
