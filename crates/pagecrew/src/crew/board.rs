@@ -149,8 +149,11 @@ impl<E: Employer> Crew<E> {
         let mut bypass = task.operation.bypass();
         if bypass == Bypass::Revoke {
             place.job.revoked().store(1, Ordering::SeqCst);
-            if !self.revocation() || membarrier::restart_sequences().is_err() {
-                // Without the barrier the flag only stops a helper before its next chunk.
+            // Without the barrier the flag only stops a helper before its next chunk.
+            if !self.revocation() {
+                bypass = Bypass::Wait;
+            } else if membarrier::restart_sequences().is_err() {
+                self.revocation_failed();
                 bypass = Bypass::Wait;
             }
         }

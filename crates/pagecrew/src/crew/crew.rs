@@ -25,6 +25,12 @@ const FIRST_RATE: usize = 10_000;
 
 pub(super) const NO_QUOTA: u64 = u64::MAX;
 
+/// Whether helpers can be revoked: not known yet, yes, no, and no for good since a barrier failed.
+const UNKNOWN: u32 = 0;
+const WORKS: u32 = 1;
+const MISSING: u32 = 2;
+const FAILED: u32 = 3;
+
 pub(super) struct Shared<E> {
     pub(super) employer: E,
     // On the heap, and built there: the first large request may come from a thread with a stack of a few kilobytes.
@@ -42,7 +48,7 @@ pub(super) struct Shared<E> {
     pub(super) topology: Topology,
     pub(super) quota_milli: AtomicU64,
     pub(super) contention: Contention,
-    /// Whether helpers can be revoked: 0 unknown, 1 yes, 2 no. Registered anew in a forked child.
+    /// Whether helpers can be revoked: one of the constants above. Registered anew in a forked child.
     pub(super) revocation: AtomicU32,
 }
 
@@ -87,7 +93,7 @@ impl<E: Employer> Crew<E> {
             topology,
             quota_milli: AtomicU64::new(NO_QUOTA),
             contention: Contention::new(),
-            revocation: AtomicU32::new(0),
+            revocation: AtomicU32::new(UNKNOWN),
         };
         Crew { shared: Arc::new(shared), owner: true }
     }
@@ -243,13 +249,21 @@ impl<E: Employer> Crew<E> {
     /// Whether a helper can be stopped in the middle of zeroing, so that nobody ever waits for it.
     pub fn revocation(&self) -> bool {
         match self.shared.revocation.load(Ordering::Relaxed) {
-            0 => {
+            UNKNOWN => {
                 let works = rseq::prepare().is_ok() && membarrier::register().is_ok();
-                self.shared.revocation.store(if works { 1 } else { 2 }, Ordering::Relaxed);
-                works
+                let known = if works { WORKS } else { MISSING };
+                // A barrier may fail meanwhile, which must not be forgotten.
+                let change =
+                    self.shared.revocation.compare_exchange(UNKNOWN, known, Ordering::Relaxed, Ordering::Relaxed);
+                works && change != Err(FAILED)
             }
-            known => known == 1,
+            known => known == WORKS,
         }
+    }
+
+    /// A barrier has failed: from now on, helpers can't be revoked, in this process and in those that it forks.
+    pub fn revocation_failed(&self) {
+        self.shared.revocation.store(FAILED, Ordering::Relaxed);
     }
 
     /// Whether the crew's lock is held by nobody at this moment.
@@ -283,7 +297,9 @@ impl<E: Employer> Crew<E> {
         shared.contention.over();
         shared.contention.seen_to();
         shared.places.iter().for_each(|place| place.job.reset());
-        shared.revocation.store(0, Ordering::Relaxed);
+        if shared.revocation.load(Ordering::Relaxed) != FAILED {
+            shared.revocation.store(UNKNOWN, Ordering::Relaxed);
+        }
     }
 }
 

@@ -8,13 +8,15 @@ use super::retention::Retention;
 use super::rider::{self, Seat};
 use super::spans::{Grant, Marks, Piece, Segment, SpanMap, State, Want};
 use super::zeroing::Zeroing;
+use crate::crew::ahead::Revoked;
 use crate::crew::{Crew, Employer, Task, Tick};
 use crate::stats::{Counters, StatsPage};
 use crate::sys::memory::{self, Advice, Protection, Range};
 use crate::sys::topology::{MAX_NODES, Topology};
-use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, membarrier, procfs, sched};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, procfs, sched};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// More moved spans than this, and pages are copied instead: each may cost two mappings of `vm.max_map_count` (65,530).
 const MOVED_MOST: usize = 8192;
@@ -243,11 +245,16 @@ impl Core {
     /// Returns whether the kernel granted it.
     pub fn open_up(&self, zone: &Zone, inner: &mut Inner, pieces: &[Piece]) -> bool {
         for piece in pieces {
-            if let State::Zeroing(slot) = piece.state
-                // Registered before anything was set out.
-                && self.zeroing.ahead.revoke(slot, || _ = membarrier::restart_sequences())
-            {
-                self.counters().stragglers_bypassed.add(1);
+            let State::Zeroing(slot) = piece.state else { continue };
+            match self.zeroing.ahead.revoke(slot) {
+                Revoked::Idle => {}
+                Revoked::Interrupted => self.counters().stragglers_bypassed.add(1),
+                // Happens SLOTS times at most, since nothing is set out after that.
+                Revoked::StillAtIt => {
+                    while !self.zeroing.ahead.has_let_go(slot) {
+                        std::thread::sleep(Duration::from_micros(50));
+                    }
+                }
             }
         }
         let reserved =
