@@ -293,7 +293,8 @@ mod tests {
             }
             stop.store(true, Ordering::Relaxed);
         });
-        assert!(kept && interrupted > 0 && !ahead.has_failed());
+        assert!(kept, "{interrupted} interrupted");
+        assert!(interrupted > 0 && !ahead.has_failed());
         // SAFETY: the test is done with it.
         unsafe { unmap(range).unwrap() };
     }

@@ -49,6 +49,7 @@ impl<E: Employer> Crew<E> {
             && task.range.len / rate >= 200
             && self.shared.cpus.count() > 1
             && !self.shared.contention.now()
+            && self.shared.quota.helpers() > 0
             && (task.operation.bypass() != Bypass::Revoke || self.revocation() || self.can_boost())
     }
 
@@ -87,6 +88,9 @@ impl<E: Employer> Crew<E> {
         // SAFETY: the range was given to the crew, and this chunk of it to this thread.
         let whole = unsafe { task.operation.perform(range, stoppable.then(|| place.job.revoked())) };
         let took = clock::now_ns() - start;
+        if worker.is_some() {
+            self.shared.quota.worked(took);
+        }
         if whole {
             self.measure(task.operation, range.len, took);
             let waiting = place.waiting.load(Ordering::Relaxed);

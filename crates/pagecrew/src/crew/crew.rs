@@ -10,9 +10,11 @@ use super::bell::Bell;
 use super::board::{PLACES, Place};
 use super::contention::Contention;
 use super::employer::{Employer, Task};
+use super::governor::{Demand, worth_a_wake_up};
 use super::job::GRAIN;
 use super::kind::KINDS;
 use super::operation::{OPERATIONS, Operation};
+use super::quota::QuotaWatch;
 use super::threads::{Helper, Starting, THREADS};
 use crate::sys::sched::CpuSet;
 use crate::sys::topology::Topology;
@@ -20,10 +22,11 @@ use crate::sys::{clock, membarrier, rseq};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// The watcher comes soon if it looks by itself within this time.
+const SOON_NS: u64 = 25_000_000;
+
 /// The rate that is assumed before anything was measured: 10 GB/s.
 const FIRST_RATE: usize = 10_000;
-
-pub(super) const NO_QUOTA: u64 = u64::MAX;
 
 /// Whether helpers can be revoked: not known yet, yes, no, and no for good since a barrier failed.
 const UNKNOWN: u32 = 0;
@@ -46,7 +49,11 @@ pub(super) struct Shared<E> {
     pub(super) limit: Option<usize>,
     pub(super) cpus: CpuSet,
     pub(super) topology: Topology,
-    pub(super) quota_milli: AtomicU64,
+    pub(super) quota: QuotaWatch,
+    /// Bytes of each operation that were put on the board without a wake-up.
+    pub(super) pending: [AtomicUsize; OPERATIONS],
+    /// When the watcher looks by itself.
+    pub(super) watcher_due_ns: AtomicU64,
     pub(super) contention: Contention,
     /// Whether helpers can be revoked: one of the constants above. Registered anew in a forked child.
     pub(super) revocation: AtomicU32,
@@ -91,7 +98,9 @@ impl<E: Employer> Crew<E> {
             limit,
             cpus,
             topology,
-            quota_milli: AtomicU64::new(NO_QUOTA),
+            quota: QuotaWatch::new(),
+            pending: std::array::from_fn(|_| AtomicUsize::new(0)),
+            watcher_due_ns: AtomicU64::new(u64::MAX),
             contention: Contention::new(),
             revocation: AtomicU32::new(UNKNOWN),
         };
@@ -131,11 +140,7 @@ impl<E: Employer> Crew<E> {
         let place = self.worth_sharing(&task).then(|| self.open(task, true)).flatten();
         let Some(place) = place else {
             // SAFETY: by the caller's contract.
-            unsafe { task.operation.perform(task.range, None) };
-            self.count(task.operation, task.range.len, self.on_watcher(), 0);
-            if task.report {
-                self.employer().finished(task);
-            }
+            unsafe { self.run_alone(task) };
             return;
         };
         self.call(task.range.len, task.operation);
@@ -150,12 +155,52 @@ impl<E: Employer> Crew<E> {
         self.leave(place, task);
     }
 
-    /// Puts `task` on the board for the helpers and returns at once; the employer will hear when it is finished. Without room on
+    /// Does `task` on the calling thread.
+    unsafe fn run_alone(&self, task: Task) {
+        // SAFETY: by the caller's contract.
+        unsafe { task.operation.perform(task.range, None) };
+        self.count(task.operation, task.range.len, self.on_watcher(), 0);
+        if task.report {
+            self.employer().finished(task);
+        }
+    }
+
+    /// Whether `task`, with what was left before it, is worth a wake-up.
+    fn worth_calling(&self, task: &Task) -> bool {
+        let index = task.operation.index();
+        let pending = &self.shared.pending[index];
+        let bytes = pending.fetch_add(task.range.len, Ordering::Relaxed) + task.range.len;
+        let worth = worth_a_wake_up(Demand { bytes, rate: self.shared.rates[index].load(Ordering::Relaxed) });
+        if worth {
+            pending.store(0, Ordering::Relaxed);
+        }
+        worth
+    }
+
+    /// Leaves work to the watcher, if it looks within a moment. Without a system call.
+    fn watcher_comes_soon(&self) -> bool {
+        let soon = || self.shared.watcher_due_ns.load(Ordering::SeqCst) <= clock::now_ns() + SOON_NS;
+        // Said before the look at the time, as the watcher says the time before it looks for what was left: one of them sees the other.
+        soon() && {
+            self.shared.contention.leave();
+            soon()
+        }
+    }
+
+    /// Puts `task` on the board for the helpers, or for the watcher's next look if it is small, and returns at once; the employer will hear when it is finished. Without room on
     /// the board or helpers, it is done here and now.
     ///
     /// # Safety
     /// As [`Crew::run`], until it was reported as finished.
     pub unsafe fn submit(&self, task: Task) {
+        if !self.worth_calling(&task) {
+            let left = self.watcher_comes_soon() && self.open(task, false).is_some();
+            if !left {
+                // SAFETY: by the function's own contract.
+                unsafe { self.run_alone(task) };
+            }
+            return;
+        }
         let place = if self.shared.limit == Some(0) { None } else { self.open(task, false) };
         if place.is_none() || !self.call(task.range.len, task.operation) {
             // SAFETY: by the function's own contract. Where the task is on the board already, its chunks are taken there.
@@ -238,7 +283,7 @@ impl<E: Employer> Crew<E> {
 
     /// Whether others want the CPUs, so that helpers keep away for a while.
     pub fn contended(&self) -> bool {
-        self.shared.contention.now()
+        self.shared.contention.now() || self.shared.quota.helpers() == 0
     }
 
     /// The threads that wanted the CPUs have been stopped.
@@ -296,6 +341,8 @@ impl<E: Employer> Crew<E> {
         });
         shared.contention.over();
         shared.contention.seen_to();
+        shared.quota.reset();
+        shared.watcher_due_ns.store(u64::MAX, Ordering::SeqCst);
         shared.places.iter().for_each(|place| place.job.reset());
         if shared.revocation.load(Ordering::Relaxed) != FAILED {
             shared.revocation.store(UNKNOWN, Ordering::Relaxed);
@@ -382,6 +429,44 @@ mod tests {
         unsafe { crew.submit(task(Operation::Zero, range)) };
         assert!(bytes(range).iter().all(|&byte| byte == 0));
         assert_eq!(crew.helper_threads().count(), 0);
+    }
+
+    /// What is less than a wake-up is worth is done at once, or by the watcher if that comes soon; no helper is started for it.
+    #[test]
+    fn little_work_calls_nobody() {
+        let crew = crew(None);
+        let (range, wait) = (filled(1 << 20), Duration::from_millis(1));
+        let zeroed = || bytes(range).iter().all(|&byte| byte == 0);
+        // SAFETY: the range is this test's, here and below.
+        unsafe { crew.submit(task(Operation::Zero, range)) };
+        assert!(zeroed() && crew.helper_threads().count() == 0);
+
+        bytes(range).fill(0xa5);
+        assert!(crew.watch());
+        while crew.shared.helpers[super::super::threads::WATCHER].at_work.load(Ordering::Relaxed) {
+            std::thread::sleep(wait);
+        }
+        // As if it had said that it looks in a moment.
+        crew.shared.watcher_due_ns.store(clock::now_ns() + SOON_NS, Ordering::SeqCst);
+        unsafe { crew.submit(task(Operation::Zero, range)) };
+        assert!(crew.backlog(Operation::Zero) == range.len && crew.shared.contention.left());
+        assert!(crew.ring_watcher());
+        while !crew.shared.places.iter().all(|place| place.job.is_free()) {
+            std::thread::sleep(wait);
+        }
+        assert!(zeroed() && crew.counters().helper_starts.get() == 0);
+    }
+
+    #[test]
+    fn much_little_work_is_worth_a_call() {
+        let crew = crew(None);
+        let range = filled(1 << 20);
+        let mut calls = 0;
+        for _ in 0..200 {
+            calls += usize::from(crew.worth_calling(&task(Operation::Zero, range)));
+        }
+        // Ten megabytes each, at the rate that is assumed at first.
+        assert_eq!(calls, 20);
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! The life of a helper.
 
 use super::contention::Found;
-use super::crew::{Crew, NO_QUOTA};
+use super::crew::Crew;
 use super::employer::Employer;
 use super::kind::Kind;
 use super::operation::Bypass;
 use super::threads::Helper;
+use crate::sys::clock;
 use crate::sys::sched::{self, Class};
-use crate::sys::{cgroup, clock};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -37,14 +37,9 @@ impl<E: Employer> Crew<E> {
         }
         let cpus = sched::online_cpus();
         let (mut idle, mut found) = (false, Found::default());
-        let mut quota_read = 0;
         let mut last_work = clock::now_ns();
         loop {
             let heard = bell.hear();
-            if clock::now_ns() >= quota_read + 10_000_000_000 {
-                quota_read = clock::now_ns();
-                self.shared.quota_milli.store(cgroup::cpu().map_or(NO_QUOTA, |cpu| cpu.quota_milli), Ordering::Relaxed);
-            }
             if self.has_room(number, &mut found, cpus) {
                 idle = idle || (kind == Kind::Zeroer && sched::set_class(0, Class::Idle).is_ok());
                 let room = |found: &mut Found| self.has_room(number, found, cpus);
@@ -76,9 +71,10 @@ impl<E: Employer> Crew<E> {
         let at_work = |helper: &&Helper| helper.at_work.load(Ordering::Relaxed);
         // The watcher, too, which is often on its way back to sleep when a helper that it has called begins.
         let helpers = &self.shared.helpers;
-        let room = self.shared.contention.leaves_room(found, cpus, || {
-            (helpers.iter().filter(at_work).count(), helpers[..number].iter().filter(at_work).count())
-        });
+        let before = || helpers[..number].iter().filter(at_work).count();
+        let crew = || (helpers.iter().filter(at_work).count(), before());
+        let room = before() < self.shared.quota.look()
+            && self.shared.contention.leaves_room(found, &self.shared.cpus, cpus, crew);
         if room || !self.leave_to_watcher() {
             return true;
         }

@@ -31,6 +31,8 @@ mod job;
 mod kind;
 pub(crate) mod look;
 mod operation;
+#[cfg(not(loom))]
+mod quota;
 mod sync;
 // Under loom only the protocols are built: the rest of the crew is threads and system calls.
 #[cfg(not(loom))]

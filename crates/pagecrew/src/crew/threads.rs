@@ -2,7 +2,7 @@
 
 use super::bell::Bell;
 use super::boost::Boost;
-use super::crew::{Crew, NO_QUOTA, lock};
+use super::crew::{Crew, lock};
 use super::employer::Employer;
 use super::governor::{Demand, Means, helpers_wanted};
 use super::kind::{Kind, WORKERS};
@@ -61,15 +61,11 @@ impl<E: Employer> Crew<E> {
             return true;
         }
         let demand = Demand { bytes, rate: self.shared.rates[operation.index()].load(Ordering::Relaxed) };
-        let quota = self.shared.quota_milli.load(Ordering::Relaxed);
-        let means = Means {
-            cpus: self.shared.cpus.count(),
-            quota_milli: (quota != NO_QUOTA).then_some(quota),
-            limit: self.shared.limit,
-        };
+        let means =
+            Means { cpus: self.shared.cpus.count(), quota: self.shared.quota.helpers(), limit: self.shared.limit };
         let wanted = helpers_wanted(demand, means);
         if wanted == 0 {
-            return false;
+            return self.shared.limit != Some(0) && self.leave_to_watcher();
         }
         let kind = Kind::of(operation);
         let bell = &self.shared.bells[kind.index()];

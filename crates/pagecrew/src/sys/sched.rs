@@ -1,6 +1,6 @@
 //! Scheduling classes and affinity of threads.
 
-use super::Errno;
+use super::{Errno, procfs};
 
 /// The calling thread's kernel thread number.
 pub fn thread_id() -> i32 {
@@ -172,6 +172,29 @@ pub fn online_cpus() -> usize {
     unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN).max(1) as usize }
 }
 
+/// How long the CPUs of `set` were idle since the machine started, all together, in nanoseconds (`/proc/stat`, in steps of 10 ms); `None`
+/// where that isn't said of each. Reads a file.
+pub fn idle_ns(set: &CpuSet) -> Option<u64> {
+    // A line has up to a hundred bytes.
+    let mut buffer = vec![0; 64 << 10];
+    parse_idle(procfs::read(c"/proc/stat", &mut buffer).ok()?, set)
+}
+
+fn parse_idle(text: &str, set: &CpuSet) -> Option<u64> {
+    const TICK_NS: u64 = 10_000_000;
+    let (mut seen, mut ticks) = (0, 0);
+    for line in text.lines().skip(1).take_while(|line| line.starts_with("cpu")) {
+        let mut fields = line["cpu".len()..].split_ascii_whitespace();
+        let cpu: usize = fields.next()?.parse().ok()?;
+        if set.contains(cpu) {
+            seen += 1;
+            // user, nice, system, idle, iowait
+            ticks += fields.clone().nth(3)?.parse::<u64>().ok()? + fields.nth(4)?.parse::<u64>().ok()?;
+        }
+    }
+    (seen == set.count()).then_some(ticks * TICK_NS)
+}
+
 /// The CPU that the calling thread runs on at this moment.
 pub fn current_cpu() -> usize {
     // SAFETY: takes nothing; glibc answers from the rseq area or the vDSO.
@@ -222,6 +245,19 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn idle_time_of_some_cpus() {
+        let text = "cpu  9 9 9 90 9 0 0\ncpu0 1 0 1 30 3 0 0\ncpu2 1 0 1 20 2 0 0\ncpu5 1 0 1 40 4 0 0\nintr 5\n";
+        let set = |cpus: &[usize]| {
+            let mut set = CpuSet::new();
+            cpus.iter().for_each(|&cpu| set.insert(cpu));
+            set
+        };
+        assert_eq!(parse_idle(text, &set(&[0, 5])), Some(770_000_000));
+        assert_eq!((parse_idle(text, &set(&[0, 1])), parse_idle("", &set(&[0]))), (None, None));
+        assert!(idle_ns(&affinity().unwrap()).is_some());
     }
 
     #[test]
