@@ -437,7 +437,7 @@ mod tests {
         let crew = crew(None);
         let (range, wait) = (filled(1 << 20), Duration::from_millis(1));
         let zeroed = || bytes(range).iter().all(|&byte| byte == 0);
-        // SAFETY: the range is this test's, here and below.
+        // SAFETY: the range is this test's.
         unsafe { crew.submit(task(Operation::Zero, range)) };
         assert!(zeroed() && crew.helper_threads().count() == 0);
 
@@ -448,6 +448,7 @@ mod tests {
         }
         // As if it had said that it looks in a moment.
         crew.shared.watcher_due_ns.store(clock::now_ns() + SOON_NS, Ordering::SeqCst);
+        // SAFETY: as above; the end is waited for below.
         unsafe { crew.submit(task(Operation::Zero, range)) };
         assert!(crew.backlog(Operation::Zero) == range.len && crew.shared.contention.left());
         assert!(crew.ring_watcher());

@@ -50,7 +50,8 @@ impl<E: Employer> Crew<E> {
             if over {
                 self.shared.watcher_due_ns.store(u64::MAX, Ordering::SeqCst);
             }
-            if over && !(self.shared.contention.left() && !self.shared.stop.load(Ordering::SeqCst)) && bell.end(heard) {
+            let nothing_left = self.shared.stop.load(Ordering::SeqCst) || !self.shared.contention.left();
+            if over && nothing_left && bell.end(heard) {
                 me.thread.store(0, Ordering::Release);
                 return;
             }
