@@ -26,6 +26,7 @@ test: setup build ## Every test that takes no longer than a few minutes
 test-long: setup build ## Every test
 	$(CARGO) test --workspace --release -- --include-ignored
 	@if [ -e scripts/test-real.sh ]; then bash scripts/test-real.sh --long; fi
+	@bash scripts/mutants.sh
 
 .PHONY: fuzz
 fuzz: ## Programs and packets made up by a fuzzer, for five minutes each (needs cargo-fuzz; what is worth keeping goes to the corpus)

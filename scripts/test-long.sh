@@ -1,4 +1,7 @@
 #!/usr/bin/env bash
-# The tests of test-real.sh that take too long for every day.
+# What takes too long for every day: the long tests of test-real.sh, and wrong changes that tests have to notice (mutants.sh).
 set -euo pipefail
-exec bash "$(dirname "$0")/test-real.sh" --long-only "$@"
+bash "$(dirname "$0")/test-real.sh" --long-only "$@"
+if [ $# -eq 0 ]; then
+    bash "$(dirname "$0")/mutants.sh"
+fi

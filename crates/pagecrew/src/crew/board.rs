@@ -3,8 +3,9 @@
 
 use super::crew::Crew;
 use super::employer::{Employer, Task};
-use super::governor::{MAX_HELPERS, chunk_bytes};
+use super::governor::chunk_bytes;
 use super::job::{Chunk, GRAIN, Job, Left};
+use super::kind::{Kind, WORKERS};
 use super::operation::{Bypass, Operation};
 use super::threads::WATCHER;
 use crate::stats::Counters;
@@ -22,7 +23,7 @@ const PATIENCE_NS: u64 = 200_000;
 
 /// Where one job is open at a time.
 pub(super) struct Place {
-    pub(super) job: Job<MAX_HELPERS>,
+    pub(super) job: Job<WORKERS>,
     /// Written by whoever claimed the place before it is published; read by those inside.
     pub(super) task: UnsafeCell<Task>,
     /// Whether a caller waits for the end, which makes chunks short.
@@ -48,6 +49,7 @@ impl<E: Employer> Crew<E> {
             && task.range.len / rate >= 200
             && self.shared.cpus.count() > 1
             && !self.shared.contention.now()
+            && self.shared.quota.helpers() > 0
             && (task.operation.bypass() != Bypass::Revoke || self.revocation() || self.can_boost())
     }
 
@@ -68,7 +70,7 @@ impl<E: Employer> Crew<E> {
     /// Size of the next chunk of `place` in grains.
     pub(super) fn chunk(&self, place: &Place, operation: Operation) -> usize {
         let rate = self.shared.rates[operation.index()].load(Ordering::Relaxed);
-        let helpers = &self.shared.helpers[..MAX_HELPERS];
+        let helpers = &self.shared.helpers[Kind::of(operation).workers()];
         let takers = 1 + helpers.iter().filter(|helper| helper.thread.load(Ordering::Relaxed) != 0).count();
         let waiting = place.waiting.load(Ordering::Relaxed);
         chunk_bytes(operation.grain(), rate, place.job.left() * GRAIN, takers, waiting) / GRAIN
@@ -86,6 +88,9 @@ impl<E: Employer> Crew<E> {
         // SAFETY: the range was given to the crew, and this chunk of it to this thread.
         let whole = unsafe { task.operation.perform(range, stoppable.then(|| place.job.revoked())) };
         let took = clock::now_ns() - start;
+        if worker.is_some() {
+            self.shared.quota.worked(took);
+        }
         if whole {
             self.measure(task.operation, range.len, took);
             let waiting = place.waiting.load(Ordering::Relaxed);
@@ -135,7 +140,8 @@ impl<E: Employer> Crew<E> {
     /// # Safety
     /// As [`Crew::run`]; the calling thread is inside the job.
     pub(super) unsafe fn pass_stragglers(&self, place: &Place, task: &Task) {
-        let holders = || (0..MAX_HELPERS).filter_map(|worker| Some((worker, place.job.held_by(worker)?)));
+        let holders =
+            || Kind::of(task.operation).workers().filter_map(|worker| Some((worker, place.job.held_by(worker)?)));
         let deadline = clock::now_ns() + PATIENCE_NS;
         while holders().next().is_some() && clock::now_ns() < deadline {
             std::hint::spin_loop();
@@ -147,8 +153,11 @@ impl<E: Employer> Crew<E> {
         let mut bypass = task.operation.bypass();
         if bypass == Bypass::Revoke {
             place.job.revoked().store(1, Ordering::SeqCst);
-            if !self.revocation() || membarrier::restart_sequences().is_err() {
-                // Without the barrier the flag only stops a helper before its next chunk.
+            // Without the barrier the flag only stops a helper before its next chunk.
+            if !self.revocation() {
+                bypass = Bypass::Wait;
+            } else if membarrier::restart_sequences().is_err() {
+                self.revocation_failed();
                 bypass = Bypass::Wait;
             }
         }

@@ -6,6 +6,7 @@
 //! watcher sees to. Tasks of the idle class count like all others: nobody says which they are.
 
 use super::governor::{Load, keep_away_ns};
+use crate::sys::sched::{self, CpuSet};
 use crate::sys::{clock, procfs};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -24,32 +25,91 @@ pub(super) struct Contention {
     times: AtomicU32,
     /// Whether work was left.
     left: AtomicBool,
+    /// Whether helpers work whoever wants the CPUs: what a test of their class needs.
+    #[cfg(test)]
+    disregarded: AtomicBool,
 }
 
 /// When a helper last found a CPU for itself.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     at_ns: u64,
+    idle: Idle,
 }
+
+/// How much the process's CPUs were idle lately, where they are only some of the machine's.
+#[derive(Debug, Default)]
+struct Idle {
+    /// When it was last read, and the sum then.
+    at_ns: u64,
+    sum_ns: u64,
+    /// What came of it, in thousandths of a CPU.
+    milli: Option<u64>,
+}
+
+impl Idle {
+    /// Takes note of the CPUs' idle time until `now`. The kernel counts it in steps of 10 ms, so it is compared over more than that.
+    fn note(&mut self, now: u64, sum_ns: Option<u64>) {
+        let since = now - self.at_ns;
+        let Some(sum_ns) = sum_ns else {
+            *self = Idle::default();
+            return;
+        };
+        self.milli = (since < IDLE_MOST_NS).then(|| sum_ns.saturating_sub(self.sum_ns) * 1000 / since.max(1));
+        (self.at_ns, self.sum_ns) = (now, sum_ns);
+    }
+
+    fn look(&mut self, cpus: &CpuSet) -> Option<u64> {
+        let now = clock::now_ns();
+        if now >= self.at_ns + IDLE_LEAST_NS {
+            self.note(now, sched::idle_ns(cpus));
+        }
+        self.milli
+    }
+}
+
+const IDLE_LEAST_NS: u64 = 50_000_000;
+/// What is older than this says nothing of lately.
+const IDLE_MOST_NS: u64 = 2_000_000_000;
 
 impl Contention {
     pub fn new() -> Contention {
-        Contention { until_ns: AtomicU64::new(0), times: AtomicU32::new(0), left: AtomicBool::new(false) }
+        Contention {
+            until_ns: AtomicU64::new(0),
+            times: AtomicU32::new(0),
+            left: AtomicBool::new(false),
+            #[cfg(test)]
+            disregarded: AtomicBool::new(false),
+        }
+    }
+
+    /// From now on, helpers work whoever wants the CPUs.
+    #[cfg(test)]
+    pub fn disregard(&self) {
+        self.disregarded.store(true, Ordering::Relaxed);
     }
 
     /// Whether helpers keep away at this moment.
     pub fn now(&self) -> bool {
+        #[cfg(test)]
+        if self.disregarded.load(Ordering::Relaxed) {
+            return false;
+        }
         clock::now_ns() < self.until_ns.load(Ordering::Relaxed)
     }
 
-    /// Whether there is a CPU for a helper on a machine with `cpus` of them; `crew` says how many of the crew's threads are at work,
-    /// this one included, and how many of them come before it. Reads a file.
-    pub fn leaves_room(&self, found: &mut Found, cpus: usize, crew: impl Fn() -> (usize, usize)) -> bool {
+    /// Whether there is a CPU for a helper in a process that may use `own` of a machine's `cpus`; `crew` says how many of the crew's
+    /// threads are at work, this one included, and how many of them come before it. Reads a file.
+    pub fn leaves_room(&self, found: &mut Found, own: &CpuSet, cpus: usize, crew: impl Fn() -> (usize, usize)) -> bool {
         if clock::now_ns() < found.at_ns + LOOK_NS {
             return true;
         }
         if self.now() {
             return false;
+        }
+        #[cfg(test)]
+        if self.disregarded.load(Ordering::Relaxed) {
+            return true;
         }
         for look in 0..LOOKS {
             if look > 0 {
@@ -62,7 +122,12 @@ impl Contention {
             }
             let (crew, before) = crew();
             // Without /proc nobody knows, and the idle class has to do.
-            if procfs::running_tasks().map_or(true, |running| Load { cpus, running, crew }.leaves_room(before)) {
+            let restricted = own.count() < cpus;
+            let room = |running| {
+                let load = Load { cpus: own.count().min(cpus), running, crew };
+                load.leaves_room(before) || (restricted && load.leaves_room_within(before, found.idle.look(own)))
+            };
+            if procfs::running_tasks().map_or(true, room) {
                 found.at_ns = clock::now_ns();
                 self.times.store(0, Ordering::Relaxed);
                 return true;
@@ -83,12 +148,12 @@ impl Contention {
 
     /// Work is left.
     pub fn leave(&self) {
-        self.left.store(true, Ordering::Relaxed);
+        self.left.store(true, Ordering::SeqCst);
     }
 
     /// Whether work was left since [`Contention::seen_to`].
     pub fn left(&self) -> bool {
-        self.left.load(Ordering::Relaxed)
+        self.left.load(Ordering::SeqCst)
     }
 
     /// What was left is being seen to.
@@ -110,20 +175,41 @@ mod tests {
     #[test]
     fn a_helper_keeps_away_from_cpus_that_are_taken_and_work_is_left() {
         let (contention, mut found) = (Contention::new(), Found::default());
-        assert!(contention.leaves_room(&mut found, 1 << 20, || (1, 0)));
+        let own = sched::affinity().unwrap();
+        let leaves = |found: &mut Found, crew| contention.leaves_room(found, &own, own.count(), || (crew, 0));
+        // As if all tasks were the crew's.
+        let (all, none) = (1 << 20, 0);
+        assert!(leaves(&mut found, all));
         assert!(!contention.now() && !contention.left());
-        // The calling thread runs, so a machine without CPUs for anybody is full; but it was looked at only just now.
-        assert!(contention.leaves_room(&mut found, 0, || (1, 0)));
+        // It was looked at only just now.
+        assert!(leaves(&mut found, none));
         found = Found::default();
-        assert!(!contention.leaves_room(&mut found, 0, || (1, 0)));
+        let nowhere = CpuSet::new();
+        assert!(!contention.leaves_room(&mut found, &nowhere, 0, || (1, 0)));
         assert!(contention.now());
         contention.leave();
         assert!(contention.left());
         // Nobody looks again meanwhile.
-        assert!(!contention.leaves_room(&mut found, 1 << 20, || (1, 0)));
+        assert!(!leaves(&mut found, all));
         contention.seen_to();
         contention.over();
         assert!(!contention.now() && !contention.left());
-        assert!(contention.leaves_room(&mut found, 1 << 20, || (1, 0)));
+        assert!(leaves(&mut found, all));
+    }
+
+    #[test]
+    fn idle_time_counts_only_if_it_is_of_lately() {
+        let mut idle = Idle::default();
+        let ms = 1_000_000;
+        idle.note(10_000 * ms, Some(500 * ms));
+        assert_eq!(idle.milli, None);
+        idle.note(10_100 * ms, Some(650 * ms));
+        assert_eq!(idle.milli, Some(1500));
+        idle.note(13_100 * ms, Some(3_650 * ms));
+        assert_eq!(idle.milli, None);
+        idle.note(13_200 * ms, Some(3_650 * ms));
+        assert_eq!(idle.milli, Some(0));
+        idle.note(13_300 * ms, None);
+        assert_eq!(idle.milli, None);
     }
 }

@@ -1,7 +1,6 @@
 //! The crew: a board of jobs, the helper threads that work on it, and a watcher.
 //!
-//! Helpers do the heavy work in the idle class, on CPUs that nobody else wants. The watcher does next to nothing, in the
-//! ordinary class: it looks at the signals, tells the employer what helpers have finished, and sees to it that what the employer
+//! Helpers do the heavy work, on CPUs that nobody else wants. The watcher does next to nothing: it looks at the signals, tells the employer what helpers have finished, and sees to it that what the employer
 //! keeps stays within its bounds even where helpers get no CPU time at all.
 //!
 //! **A helper takes no lock that anybody else waits for.** It may be stopped at any instruction for as long as others want the CPU, so
@@ -11,8 +10,11 @@ use super::bell::Bell;
 use super::board::{PLACES, Place};
 use super::contention::Contention;
 use super::employer::{Employer, Task};
+use super::governor::{Demand, worth_a_wake_up};
 use super::job::GRAIN;
+use super::kind::KINDS;
 use super::operation::{OPERATIONS, Operation};
+use super::quota::QuotaWatch;
 use super::threads::{Helper, Starting, THREADS};
 use crate::sys::sched::CpuSet;
 use crate::sys::topology::Topology;
@@ -20,18 +22,25 @@ use crate::sys::{clock, membarrier, rseq};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// The watcher comes soon if it looks by itself within this time.
+const SOON_NS: u64 = 25_000_000;
+
 /// The rate that is assumed before anything was measured: 10 GB/s.
 const FIRST_RATE: usize = 10_000;
 
-pub(super) const NO_QUOTA: u64 = u64::MAX;
+/// Whether helpers can be revoked: not known yet, yes, no, and no for good since a barrier failed.
+const UNKNOWN: u32 = 0;
+const WORKS: u32 = 1;
+const MISSING: u32 = 2;
+const FAILED: u32 = 3;
 
 pub(super) struct Shared<E> {
     pub(super) employer: E,
     // On the heap, and built there: the first large request may come from a thread with a stack of a few kilobytes.
     pub(super) places: Box<[Place]>,
     pub(super) helpers: Box<[Helper]>,
-    /// Where helpers listen, and where the watcher does.
-    pub(super) bell: Bell,
+    /// Where the helpers of each kind listen, and where the watcher does.
+    pub(super) bells: [Bell; KINDS],
     pub(super) watcher_bell: Arc<Bell>,
     pub(super) starting: Mutex<Starting>,
     pub(super) stop: AtomicBool,
@@ -40,9 +49,13 @@ pub(super) struct Shared<E> {
     pub(super) limit: Option<usize>,
     pub(super) cpus: CpuSet,
     pub(super) topology: Topology,
-    pub(super) quota_milli: AtomicU64,
+    pub(super) quota: QuotaWatch,
+    /// Bytes of each operation that were put on the board without a wake-up.
+    pub(super) pending: [AtomicUsize; OPERATIONS],
+    /// When the watcher looks by itself.
+    pub(super) watcher_due_ns: AtomicU64,
     pub(super) contention: Contention,
-    /// Whether helpers can be revoked: 0 unknown, 1 yes, 2 no. Registered anew in a forked child.
+    /// Whether helpers can be revoked: one of the constants above. Registered anew in a forked child.
     pub(super) revocation: AtomicU32,
 }
 
@@ -77,7 +90,7 @@ impl<E: Employer> Crew<E> {
             employer,
             places: (0..PLACES).map(|_| Place::new()).collect(),
             helpers: (0..THREADS).map(|_| Helper::new()).collect(),
-            bell: Bell::new(),
+            bells: std::array::from_fn(|_| Bell::new()),
             watcher_bell: Arc::new(Bell::new()),
             starting: Mutex::new(Starting::new()),
             stop: AtomicBool::new(false),
@@ -85,9 +98,11 @@ impl<E: Employer> Crew<E> {
             limit,
             cpus,
             topology,
-            quota_milli: AtomicU64::new(NO_QUOTA),
+            quota: QuotaWatch::new(),
+            pending: std::array::from_fn(|_| AtomicUsize::new(0)),
+            watcher_due_ns: AtomicU64::new(u64::MAX),
             contention: Contention::new(),
-            revocation: AtomicU32::new(0),
+            revocation: AtomicU32::new(UNKNOWN),
         };
         Crew { shared: Arc::new(shared), owner: true }
     }
@@ -125,11 +140,7 @@ impl<E: Employer> Crew<E> {
         let place = self.worth_sharing(&task).then(|| self.open(task, true)).flatten();
         let Some(place) = place else {
             // SAFETY: by the caller's contract.
-            unsafe { task.operation.perform(task.range, None) };
-            self.count(task.operation, task.range.len, self.on_watcher(), 0);
-            if task.report {
-                self.employer().finished(task);
-            }
+            unsafe { self.run_alone(task) };
             return;
         };
         self.call(task.range.len, task.operation);
@@ -144,12 +155,52 @@ impl<E: Employer> Crew<E> {
         self.leave(place, task);
     }
 
-    /// Puts `task` on the board for the helpers and returns at once; the employer will hear when it is finished. Without room on
+    /// Does `task` on the calling thread.
+    unsafe fn run_alone(&self, task: Task) {
+        // SAFETY: by the caller's contract.
+        unsafe { task.operation.perform(task.range, None) };
+        self.count(task.operation, task.range.len, self.on_watcher(), 0);
+        if task.report {
+            self.employer().finished(task);
+        }
+    }
+
+    /// Whether `task`, with what was left before it, is worth a wake-up.
+    fn worth_calling(&self, task: &Task) -> bool {
+        let index = task.operation.index();
+        let pending = &self.shared.pending[index];
+        let bytes = pending.fetch_add(task.range.len, Ordering::Relaxed) + task.range.len;
+        let worth = worth_a_wake_up(Demand { bytes, rate: self.shared.rates[index].load(Ordering::Relaxed) });
+        if worth {
+            pending.store(0, Ordering::Relaxed);
+        }
+        worth
+    }
+
+    /// Leaves work to the watcher, if it looks within a moment. Without a system call.
+    fn watcher_comes_soon(&self) -> bool {
+        let soon = || self.shared.watcher_due_ns.load(Ordering::SeqCst) <= clock::now_ns() + SOON_NS;
+        // Said before the look at the time, as the watcher says the time before it looks for what was left: one of them sees the other.
+        soon() && {
+            self.shared.contention.leave();
+            soon()
+        }
+    }
+
+    /// Puts `task` on the board for the helpers, or for the watcher's next look if it is small, and returns at once; the employer will hear when it is finished. Without room on
     /// the board or helpers, it is done here and now.
     ///
     /// # Safety
     /// As [`Crew::run`], until it was reported as finished.
     pub unsafe fn submit(&self, task: Task) {
+        if !self.worth_calling(&task) {
+            let left = self.watcher_comes_soon() && self.open(task, false).is_some();
+            if !left {
+                // SAFETY: by the function's own contract.
+                unsafe { self.run_alone(task) };
+            }
+            return;
+        }
         let place = if self.shared.limit == Some(0) { None } else { self.open(task, false) };
         if place.is_none() || !self.call(task.range.len, task.operation) {
             // SAFETY: by the function's own contract. Where the task is on the board already, its chunks are taken there.
@@ -232,7 +283,7 @@ impl<E: Employer> Crew<E> {
 
     /// Whether others want the CPUs, so that helpers keep away for a while.
     pub fn contended(&self) -> bool {
-        self.shared.contention.now()
+        self.shared.contention.now() || self.shared.quota.helpers() == 0
     }
 
     /// The threads that wanted the CPUs have been stopped.
@@ -243,13 +294,21 @@ impl<E: Employer> Crew<E> {
     /// Whether a helper can be stopped in the middle of zeroing, so that nobody ever waits for it.
     pub fn revocation(&self) -> bool {
         match self.shared.revocation.load(Ordering::Relaxed) {
-            0 => {
+            UNKNOWN => {
                 let works = rseq::prepare().is_ok() && membarrier::register().is_ok();
-                self.shared.revocation.store(if works { 1 } else { 2 }, Ordering::Relaxed);
-                works
+                let known = if works { WORKS } else { MISSING };
+                // A barrier may fail meanwhile, which must not be forgotten.
+                let change =
+                    self.shared.revocation.compare_exchange(UNKNOWN, known, Ordering::Relaxed, Ordering::Relaxed);
+                works && change != Err(FAILED)
             }
-            known => known == 1,
+            known => known == WORKS,
         }
+    }
+
+    /// A barrier has failed: from now on, helpers can't be revoked, in this process and in those that it forks.
+    pub fn revocation_failed(&self) {
+        self.shared.revocation.store(FAILED, Ordering::Relaxed);
     }
 
     /// Whether the crew's lock is held by nobody at this moment.
@@ -274,7 +333,7 @@ impl<E: Employer> Crew<E> {
             *handle = None;
         }
         starting.retry_ns = 0;
-        shared.bell.reset();
+        shared.bells.iter().for_each(Bell::reset);
         shared.watcher_bell.reset();
         shared.helpers.iter().for_each(|helper| {
             helper.thread.store(0, Ordering::Relaxed);
@@ -282,8 +341,12 @@ impl<E: Employer> Crew<E> {
         });
         shared.contention.over();
         shared.contention.seen_to();
+        shared.quota.reset();
+        shared.watcher_due_ns.store(u64::MAX, Ordering::SeqCst);
         shared.places.iter().for_each(|place| place.job.reset());
-        shared.revocation.store(0, Ordering::Relaxed);
+        if shared.revocation.load(Ordering::Relaxed) != FAILED {
+            shared.revocation.store(UNKNOWN, Ordering::Relaxed);
+        }
     }
 }
 
@@ -294,7 +357,7 @@ impl<E: Employer> Drop for Crew<E> {
         }
         self.shared.stop.store(true, Ordering::SeqCst);
         self.hurry();
-        self.shared.bell.ring(THREADS);
+        self.shared.bells.iter().for_each(|bell| _ = bell.ring(THREADS));
         self.shared.watcher_bell.ring(1);
         let handles: Vec<_> = lock(&self.shared.starting).handles.iter_mut().filter_map(Option::take).collect();
         for handle in handles {
@@ -368,6 +431,45 @@ mod tests {
         assert_eq!(crew.helper_threads().count(), 0);
     }
 
+    /// What is less than a wake-up is worth is done at once, or by the watcher if that comes soon; no helper is started for it.
+    #[test]
+    fn little_work_calls_nobody() {
+        let crew = crew(None);
+        let (range, wait) = (filled(1 << 20), Duration::from_millis(1));
+        let zeroed = || bytes(range).iter().all(|&byte| byte == 0);
+        // SAFETY: the range is this test's.
+        unsafe { crew.submit(task(Operation::Zero, range)) };
+        assert!(zeroed() && crew.helper_threads().count() == 0);
+
+        bytes(range).fill(0xa5);
+        assert!(crew.watch());
+        while crew.shared.helpers[super::super::threads::WATCHER].at_work.load(Ordering::Relaxed) {
+            std::thread::sleep(wait);
+        }
+        // As if it had said that it looks in a moment.
+        crew.shared.watcher_due_ns.store(clock::now_ns() + SOON_NS, Ordering::SeqCst);
+        // SAFETY: as above; the end is waited for below.
+        unsafe { crew.submit(task(Operation::Zero, range)) };
+        assert!(crew.backlog(Operation::Zero) == range.len && crew.shared.contention.left());
+        assert!(crew.ring_watcher());
+        while !crew.shared.places.iter().all(|place| place.job.is_free()) {
+            std::thread::sleep(wait);
+        }
+        assert!(zeroed() && crew.counters().helper_starts.get() == 0);
+    }
+
+    #[test]
+    fn much_little_work_is_worth_a_call() {
+        let crew = crew(None);
+        let range = filled(1 << 20);
+        let mut calls = 0;
+        for _ in 0..200 {
+            calls += usize::from(crew.worth_calling(&task(Operation::Zero, range)));
+        }
+        // Ten megabytes each, at the rate that is assumed at first.
+        assert_eq!(calls, 20);
+    }
+
     #[test]
     fn more_jobs_than_places_are_all_done() {
         let crew = crew(None);
@@ -424,8 +526,10 @@ mod tests {
     }
 
     #[test]
-    fn helpers_work_in_the_idle_class_and_without_signals() {
+    fn helpers_that_zero_work_in_the_idle_class_and_without_signals() {
         let crew = crew(None);
+        // Other tests may take the CPUs for longer than this one waits.
+        crew.shared.contention.disregard();
         let range = filled(64 << 20);
         let deadline = clock::now_ns() + 60_000_000_000;
         let class = |thread| {

@@ -17,8 +17,8 @@ pub struct Demand {
 pub struct Means {
     /// CPUs that the process may run on.
     pub cpus: usize,
-    /// CPU bandwidth limit of the process's cgroup in thousandths of a CPU, if it has one.
-    pub quota_milli: Option<u64>,
+    /// Helpers that the CPU bandwidth limit of the process's cgroup leaves room for ([`Quota::helpers`]).
+    pub quota: usize,
     /// The user's own bound on helpers.
     pub limit: Option<usize>,
 }
@@ -26,27 +26,58 @@ pub struct Means {
 /// A helper is worth waking for this much work, in microseconds: several times what waking it costs.
 const WORTH_US: usize = 200;
 
-/// The most helpers, however large the machine: behind this many the kernel's own locks are the limit (`000_…` found 4 to 16
-/// threads a node best), and the machine is not ours alone.
-pub const MAX_HELPERS: usize = 32;
+/// The most helpers of a kind, however large the machine: behind this many the kernel's own locks are the limit (Aaron Lu found 4 to
+/// 16 threads a node best), and the machine is not ours alone.
+pub const MAX_HELPERS: usize = 16;
 
 /// How many helpers should be at `demand`.
 ///
-/// One CPU is left to the thread that caused the work. A bandwidth limit counts like fewer CPUs, since idle-class threads use up
-/// the same quota; but one helper there always is, or nothing would ever decay.
+/// One CPU is left to the thread that caused the work, where there is more than one.
 pub fn helpers_wanted(demand: Demand, means: Means) -> usize {
-    let quota = means.quota_milli.map_or(usize::MAX, |milli| milli.div_ceil(1000) as usize);
-    let most = means.cpus.min(quota).saturating_sub(1).clamp(1, MAX_HELPERS).min(means.limit.unwrap_or(MAX_HELPERS));
+    let cpus = means.cpus.saturating_sub(1).clamp(1, MAX_HELPERS);
+    let most = cpus.min(means.quota).min(means.limit.unwrap_or(MAX_HELPERS));
     let worth = demand.bytes / (demand.rate.max(1) * WORTH_US);
     worth.clamp(1, most.max(1)).min(most)
+}
+
+/// Whether `bytes` for whose end nobody waits are worth a wake-up of a helper: a millisecond of one thread. What is less, the caller or the
+/// watcher does in passing.
+pub fn worth_a_wake_up(demand: Demand) -> bool {
+    demand.bytes / demand.rate.max(1) >= WORTH_LEFT_US
+}
+
+const WORTH_LEFT_US: usize = 1000;
+
+/// The CPU bandwidth limit of a control group, and what is used of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quota {
+    /// The limit, in thousandths of a CPU.
+    pub milli: u64,
+    /// What others than helpers have used lately, in thousandths of a CPU.
+    pub used_milli: u64,
+    /// Whether the group was held back lately.
+    pub held_back: bool,
+}
+
+impl Quota {
+    /// Helpers that may work at a time: what they run, the program can't. With less than a CPU left, only beside a program that uses next
+    /// to nothing, whose quota would be left over.
+    pub fn helpers(&self) -> usize {
+        if self.held_back {
+            return 0;
+        }
+        let left = (self.milli.saturating_sub(self.used_milli) / 1000) as usize;
+        let nearly_idle = self.used_milli < self.milli / 8;
+        left.max(usize::from(nearly_idle))
+    }
 }
 
 /// Who wants the machine's CPUs at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
-    /// CPUs that are online.
+    /// CPUs that are online and the process may use.
     pub cpus: usize,
-    /// Tasks that run or wait for a CPU, all of them.
+    /// Tasks that run or wait for a CPU, all of the machine.
     pub running: usize,
     /// Of those, this crew's own: helpers that are at work, and its watcher.
     pub crew: usize,
@@ -61,7 +92,19 @@ impl Load {
         let others = self.running.saturating_sub(self.crew);
         before < self.cpus.saturating_sub(others)
     }
+
+    /// The same for a process that may use only some of the machine's CPUs: the running tasks may be on the others. `idle_milli` is the
+    /// time that its own CPUs were idle lately, in thousandths of a CPU, if that is known. Where it isn't, every running task
+    /// counts as if it were on them.
+    pub fn leaves_room_within(&self, before: usize, idle_milli: Option<u64>) -> bool {
+        // A CPU that helpers were at is one that others did not want.
+        let idle = idle_milli.map_or(0, |milli| ((milli + IDLE_ENOUGH) / 1000) as usize);
+        self.leaves_room(before) || before < idle
+    }
 }
+
+/// A CPU that was idle for nine tenths of the time counts as idle.
+const IDLE_ENOUGH: u64 = 100;
 
 /// How long helpers keep away when they have found the CPUs taken for the `times`-th time in a row, in nanoseconds.
 pub fn keep_away_ns(times: u32) -> u64 {
@@ -117,7 +160,7 @@ mod tests {
     const GIB: usize = 1 << 30;
 
     fn wanted(bytes: usize, cpus: usize) -> usize {
-        helpers_wanted(Demand { bytes, rate: 10_000 }, Means { cpus, quota_milli: None, limit: None })
+        helpers_wanted(Demand { bytes, rate: 10_000 }, Means { cpus, quota: usize::MAX, limit: None })
     }
 
     #[test]
@@ -145,16 +188,27 @@ mod tests {
 
     #[test]
     fn a_bandwidth_limit_counts_like_fewer_cpus() {
-        let means = |quota_milli| Means { cpus: 64, quota_milli, limit: None };
-        let demand = Demand { bytes: 64 * GIB, rate: 10_000 };
-        assert_eq!(helpers_wanted(demand, means(Some(4000))), 3);
-        assert_eq!(helpers_wanted(demand, means(Some(500))), 1);
+        let wanted = |milli, used_milli, held_back| {
+            let quota = Quota { milli, used_milli, held_back }.helpers();
+            helpers_wanted(Demand { bytes: 64 * GIB, rate: 10_000 }, Means { cpus: 64, quota, limit: None })
+        };
+        assert_eq!((wanted(4000, 1000, false), wanted(4000, 1001, false), wanted(4000, 0, true)), (3, 2, 0));
+        // No more than one CPU and a program that uses it; and one that doesn't.
+        assert_eq!((wanted(1000, 600, false), wanted(500, 500, false), wanted(500, 20, false)), (0, 0, 1));
+        // Others of the group may use more than the limit for a moment.
+        assert_eq!(wanted(2000, 5000, false), 0);
+    }
+
+    #[test]
+    fn less_than_a_millisecond_is_no_wake_up_worth() {
+        let worth = |bytes, rate| worth_a_wake_up(Demand { bytes, rate });
+        assert!(!worth(9_999_999, 10_000) && worth(10_000_000, 10_000) && worth(1000, 0) && !worth(0, 1));
     }
 
     #[test]
     fn the_user_has_the_last_word() {
         let demand = Demand { bytes: 64 * GIB, rate: 10_000 };
-        let with = |limit| helpers_wanted(demand, Means { cpus: 64, quota_milli: None, limit: Some(limit) });
+        let with = |limit| helpers_wanted(demand, Means { cpus: 64, quota: usize::MAX, limit: Some(limit) });
         assert_eq!((with(0), with(3), with(1000)), (0, 3, MAX_HELPERS));
     }
 
@@ -178,6 +232,17 @@ mod tests {
         }
         // A count that was read while tasks came and went.
         assert!(Load { cpus: 2, running: 0, crew: 1 }.leaves_room(0));
+    }
+
+    #[test]
+    fn of_a_machine_s_tasks_only_those_on_the_own_cpus_count_where_that_is_known() {
+        // Four of 64 CPUs, and forty tasks somewhere.
+        let load = Load { cpus: 4, running: 41, crew: 1 };
+        assert!(!load.leaves_room_within(0, None) && !load.leaves_room_within(0, Some(899)));
+        assert!(load.leaves_room_within(0, Some(900)) && !load.leaves_room_within(1, Some(1800)));
+        assert!(load.leaves_room_within(1, Some(1900)));
+        // Fewer tasks than own CPUs, wherever they are.
+        assert!(Load { running: 4, ..load }.leaves_room_within(0, None));
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! The life of a helper.
 
 use super::contention::Found;
-use super::crew::{Crew, NO_QUOTA};
+use super::crew::Crew;
 use super::employer::Employer;
+use super::kind::Kind;
 use super::operation::Bypass;
 use super::threads::Helper;
+use crate::sys::clock;
 use crate::sys::sched::{self, Class};
-use crate::sys::{cgroup, clock};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -14,30 +15,37 @@ use std::time::Duration;
 pub(super) const LINGER: Duration = Duration::from_secs(30);
 /// And after this long where it has to stay in the idle class: a process can't end before such a thread has had its turn.
 const LINGER_IDLE: Duration = Duration::from_millis(50);
+/// Time slices of a helper that works inside the kernel (6.12). It yields before each chunk, which is far shorter, so it is seldom
+/// preempted in the middle of one, where it holds locks.
+const SLICE_NS: u64 = 3_000_000;
 
 impl<E: Employer> Crew<E> {
-    /// The life of helper `number`: it works in the idle class and sleeps in the ordinary one, where the user may go back to that.
+    /// The life of helper `number`. One that zeroes works in the idle class and sleeps in the ordinary one, where the user may go back to
+    /// that. The other kind stays as it is.
     pub(super) fn help(&self, number: usize) {
         let me = &self.shared.helpers[number];
+        let kind = Kind::of_worker(number);
+        let bell = &self.shared.bells[kind.index()];
+        if kind == Kind::Kernel {
+            // Before it touches anything. Where that is refused, it is as good as any thread of the program.
+            let _ = sched::set_ordinary(SLICE_NS);
+        }
         let node = number % self.shared.topology.nodes();
         self.settle_on(node);
-        if E::ZEROES {
+        if E::ZEROES && kind == Kind::Zeroer {
             self.revocation();
         }
         let cpus = sched::online_cpus();
         let (mut idle, mut found) = (false, Found::default());
-        let mut quota_read = 0;
         let mut last_work = clock::now_ns();
         loop {
-            let heard = self.shared.bell.hear();
-            if clock::now_ns() >= quota_read + 10_000_000_000 {
-                quota_read = clock::now_ns();
-                self.shared.quota_milli.store(cgroup::cpu().map_or(NO_QUOTA, |cpu| cpu.quota_milli), Ordering::Relaxed);
-            }
+            let heard = bell.hear();
             if self.has_room(number, &mut found, cpus) {
-                idle = idle || sched::set_class(0, Class::Idle).is_ok();
+                idle = idle || (kind == Kind::Zeroer && sched::set_class(0, Class::Idle).is_ok());
                 let room = |found: &mut Found| self.has_room(number, found, cpus);
-                if self.work_on_board(number, node, || room(&mut found)) || self.employer().work_ahead(self) {
+                if self.work_on_board(number, node, || room(&mut found))
+                    || (kind == Kind::Zeroer && self.employer().work_ahead(self))
+                {
                     last_work = clock::now_ns();
                     continue;
                 }
@@ -47,12 +55,12 @@ impl<E: Employer> Crew<E> {
             let linger = if idle { LINGER_IDLE } else { LINGER };
             let over =
                 self.shared.stop.load(Ordering::SeqCst) || clock::now_ns() - last_work >= linger.as_nanos() as u64;
-            if over && self.shared.bell.end(heard) {
+            if over && bell.end(heard) {
                 me.thread.store(0, Ordering::Release);
                 return;
             }
             if !over {
-                self.shared.bell.sleep(heard, linger);
+                bell.sleep(heard, linger);
             }
         }
     }
@@ -63,9 +71,10 @@ impl<E: Employer> Crew<E> {
         let at_work = |helper: &&Helper| helper.at_work.load(Ordering::Relaxed);
         // The watcher, too, which is often on its way back to sleep when a helper that it has called begins.
         let helpers = &self.shared.helpers;
-        let room = self.shared.contention.leaves_room(found, cpus, || {
-            (helpers.iter().filter(at_work).count(), helpers[..number].iter().filter(at_work).count())
-        });
+        let before = || helpers[..number].iter().filter(at_work).count();
+        let crew = || (helpers.iter().filter(at_work).count(), before());
+        let room = before() < self.shared.quota.look()
+            && self.shared.contention.leaves_room(found, &self.shared.cpus, cpus, crew);
         if room || !self.leave_to_watcher() {
             return true;
         }
@@ -76,11 +85,12 @@ impl<E: Employer> Crew<E> {
     /// Works on open jobs until none has chunks left or there is no `room` for it any more. Returns whether there was one.
     fn work_on_board(&self, number: usize, node: usize, mut room: impl FnMut() -> bool) -> bool {
         let me = &self.shared.helpers[number];
-        let idle = || {
+        let kind = Kind::of_worker(number);
+        let lower = || {
             let _ = sched::set_class(0, Class::Idle);
         };
         let mut worked = false;
-        me.boost.down(idle);
+        me.boost.down(lower);
         for prefer_own in [true, false] {
             for place in &self.shared.places {
                 if !place.job.has_chunks() || !place.job.enter() {
@@ -88,7 +98,8 @@ impl<E: Employer> Crew<E> {
                 }
                 // SAFETY: this thread is inside the job.
                 let task = unsafe { *place.task.get() };
-                if prefer_own && task.node != node && self.shared.topology.nodes() > 1 {
+                let others = prefer_own && task.node != node && self.shared.topology.nodes() > 1;
+                if others || Kind::of(task.operation) != kind {
                     self.leave_as_helper(place, task);
                     continue;
                 }
@@ -97,12 +108,13 @@ impl<E: Employer> Crew<E> {
                     self.revocation();
                 }
                 while room()
+                    && self.begin_chunk(kind)
                     && let Some(chunk) = place.job.take(self.chunk(place, task.operation), Some(number))
                 {
                     worked = true;
                     // SAFETY: this thread is inside the job and took the chunk.
                     let whole = unsafe { self.perform(place, &task, chunk, Some(number)) };
-                    me.boost.down(idle);
+                    me.boost.down(lower);
                     if !whole {
                         break;
                     }
@@ -112,6 +124,14 @@ impl<E: Employer> Crew<E> {
             }
         }
         worked
+    }
+
+    /// Called before a chunk is taken. A helper that will hold locks of the kernel is preempted here, if at all: there it holds none.
+    fn begin_chunk(&self, kind: Kind) -> bool {
+        if kind == Kind::Kernel {
+            std::thread::yield_now();
+        }
+        true
     }
 
     /// Restricts the calling helper to the CPUs of its node that the process may use, or to all of those.

@@ -1,5 +1,5 @@
-//! Background workers: divisible jobs over ranges of memory, helper threads of the idle scheduling class, and the policy that
-//! says how many of them there are and how much each takes at a time.
+//! Background workers: divisible jobs over ranges of memory, helper threads, and the policy that says how many of them there are and
+//! how much each takes at a time.
 //!
 //! **Life of a job.** A thread of the program puts an [`Operation`] on a range on the board and, if it waits for the end, takes
 //! chunks of it itself until none is left: helpers only add, so progress never depends on them. A helper that finds an
@@ -7,11 +7,14 @@
 //! [`Employer`] hears of it. A waiting caller that runs out of chunks does not wait for a helper that holds one and isn't
 //! running: what can be done twice it does again, what can't it takes back (see [`crate::sys::zero`]).
 //!
-//! **Life of a helper.** It is started by the first job that is worth it, blocks every signal, works in the class SCHED_IDLE and only
-//! while there is a CPU that nobody else wants (`contention`), prefers jobs of its own NUMA node, sleeps in the ordinary class, and
-//! ends when it has had nothing to do for 30 s; where the user may not go back to the ordinary class, after 50 ms. It is a thread of
-//! the process like any other, so the process's CPU cgroup, cpuset, affinity and limits bind it. It takes no lock that anybody else waits
-//! for.
+//! **Life of a helper.** It is started by the first job that is worth it, blocks every signal, works only while there is a CPU that
+//! nobody else wants (`contention`), prefers jobs of its own NUMA node, and ends when it has had nothing to do for 30 s. It is a
+//! thread of the process like any other, so the process's CPU cgroup, cpuset, affinity and limits bind it. It takes no lock of the
+//! process that anybody else waits for.
+//!
+//! There are two kinds (`kind`). One that discards and populates holds locks of the kernel meanwhile: it is in the ordinary class and
+//! stays there. One that writes zeroes works in the class SCHED_IDLE and sleeps in the ordinary
+//! class; where the user may not go back to that, it ends after 50 ms.
 //!
 //! **The watcher** is one thread in the ordinary class beside them, for what is little work and can't wait: it takes over what helpers
 //! have finished and asks the [`Employer`] to look at what it keeps. It ends like a helper.
@@ -24,8 +27,12 @@ pub(crate) mod bell;
 mod boost;
 mod governor;
 mod job;
+#[cfg(not(loom))]
+mod kind;
 pub(crate) mod look;
 mod operation;
+#[cfg(not(loom))]
+mod quota;
 mod sync;
 // Under loom only the protocols are built: the rest of the crew is threads and system calls.
 #[cfg(not(loom))]
@@ -39,6 +46,8 @@ mod crew;
 mod employer;
 #[cfg(not(loom))]
 mod helper;
+#[cfg(all(test, not(loom)))]
+mod hogs;
 #[cfg(not(loom))]
 mod threads;
 #[cfg(not(loom))]

@@ -2,9 +2,10 @@
 
 use super::bell::Bell;
 use super::boost::Boost;
-use super::crew::{Crew, NO_QUOTA, lock};
+use super::crew::{Crew, lock};
 use super::employer::Employer;
-use super::governor::{Demand, MAX_HELPERS, Means, helpers_wanted};
+use super::governor::{Demand, Means, helpers_wanted};
+use super::kind::{Kind, WORKERS};
 use super::operation::Operation;
 use crate::sys::clock;
 use crate::sys::memory::Range;
@@ -13,9 +14,9 @@ use crate::sys::thread::{self, Thread};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 /// The watcher's place among the crew's threads, behind the helpers'.
-pub(super) const WATCHER: usize = MAX_HELPERS;
+pub(super) const WATCHER: usize = WORKERS;
 /// Threads that the crew may have.
-pub(super) const THREADS: usize = MAX_HELPERS + 1;
+pub(super) const THREADS: usize = WORKERS + 1;
 
 /// What others may know of one of the crew's threads.
 pub(super) struct Helper {
@@ -60,23 +61,21 @@ impl<E: Employer> Crew<E> {
             return true;
         }
         let demand = Demand { bytes, rate: self.shared.rates[operation.index()].load(Ordering::Relaxed) };
-        let quota = self.shared.quota_milli.load(Ordering::Relaxed);
-        let means = Means {
-            cpus: self.shared.cpus.count(),
-            quota_milli: (quota != NO_QUOTA).then_some(quota),
-            limit: self.shared.limit,
-        };
+        let means =
+            Means { cpus: self.shared.cpus.count(), quota: self.shared.quota.helpers(), limit: self.shared.limit };
         let wanted = helpers_wanted(demand, means);
         if wanted == 0 {
-            return false;
+            return self.shared.limit != Some(0) && self.leave_to_watcher();
         }
-        let listeners = self.shared.bell.ring(wanted);
+        let kind = Kind::of(operation);
+        let bell = &self.shared.bells[kind.index()];
+        let listeners = bell.ring(wanted);
         if listeners >= wanted {
             return true;
         }
         let mut starting = lock(&self.shared.starting);
-        while self.shared.bell.listeners() < wanted && self.start_helper(&mut starting) {}
-        self.shared.bell.listeners() > 0
+        while bell.listeners() < wanted && self.start_helper(&mut starting, kind) {}
+        bell.listeners() > 0
     }
 
     /// Has the watcher look, now and then as [`Employer::watch`] says. Returns whether there is one.
@@ -127,7 +126,7 @@ impl<E: Employer> Crew<E> {
     /// them has had some.
     pub fn hurry(&self) {
         let at_work = |&worker: &usize| self.shared.helpers[worker].at_work.load(Ordering::Relaxed);
-        (0..MAX_HELPERS).filter(at_work).for_each(|worker| self.boost(worker));
+        (0..WORKERS).filter(at_work).for_each(|worker| self.boost(worker));
     }
 
     /// Whether this process may move a helper back to the ordinary class.
@@ -136,12 +135,13 @@ impl<E: Employer> Crew<E> {
         unsafe { libc::geteuid() == 0 }
     }
 
-    /// Moves a helper to the ordinary class, so that it lets go soon of the kernel's locks that it may hold. An ordinary user is
-    /// refused, and then it takes as long as it takes, with nobody waiting.
+    /// Moves a helper of the idle class to the ordinary one, so that it soon lets go of what it holds. An ordinary user is refused, and
+    /// then it takes as long as it takes, with nobody waiting.
     pub(super) fn boost(&self, worker: usize) {
         let helper = &self.shared.helpers[worker];
         let thread = helper.thread.load(Ordering::Acquire);
-        if thread > 0 && helper.boost.up(|| sched::set_class(thread, Class::Normal).is_ok()) {
+        let idle = Kind::of_worker(worker) == Kind::Zeroer;
+        if idle && thread > 0 && helper.boost.up(|| sched::set_class(thread, Class::Normal).is_ok()) {
             self.counters().boosts.add(1);
         }
     }
@@ -156,12 +156,13 @@ impl<E: Employer> Crew<E> {
         bell.listeners() > 0 || self.start(&mut starting, WATCHER, bell, "pagecrew/watch".to_owned(), Crew::watch_over)
     }
 
-    /// Starts one more helper. Returns whether that was possible.
-    pub(super) fn start_helper(&self, starting: &mut Starting) -> bool {
+    /// Starts one more helper of `kind`. Returns whether that was possible.
+    pub(super) fn start_helper(&self, starting: &mut Starting, kind: Kind) -> bool {
         let free = |&number: &usize| self.shared.helpers[number].thread.load(Ordering::Acquire) == 0;
-        let Some(number) = (0..MAX_HELPERS).find(free) else { return false };
+        let Some(number) = kind.workers().find(free) else { return false };
         let name = format!("pagecrew/{number}");
-        let started = self.start(starting, number, &self.shared.bell, name, move |crew| crew.help(number));
+        let started =
+            self.start(starting, number, &self.shared.bells[kind.index()], name, move |crew| crew.help(number));
         if started {
             self.counters().helper_starts.add(1);
         }

@@ -2,8 +2,8 @@
 
 use super::crew::Crew;
 use super::employer::{Employer, Tick};
+use super::governor::{Demand, worth_a_wake_up};
 use super::helper::LINGER;
-use super::job::GRAIN;
 use super::operation::Operation;
 use super::threads::WATCHER;
 use crate::sys::{clock, sched};
@@ -47,11 +47,19 @@ impl<E: Employer> Crew<E> {
             }
             let over = self.shared.stop.load(Ordering::SeqCst) || now - last_work >= LINGER.as_nanos() as u64;
             me.at_work.store(false, Ordering::Relaxed);
-            if over && bell.end(heard) {
+            if over {
+                self.shared.watcher_due_ns.store(u64::MAX, Ordering::SeqCst);
+            }
+            let nothing_left = self.shared.stop.load(Ordering::SeqCst) || !self.shared.contention.left();
+            if over && nothing_left && bell.end(heard) {
                 me.thread.store(0, Ordering::Release);
                 return;
             }
             if !over && pause > Duration::ZERO {
+                let due = if pause == LINGER { u64::MAX } else { now + pause.as_nanos() as u64 };
+                self.shared.watcher_due_ns.store(due, Ordering::SeqCst);
+                // What was left since the look, by somebody who saw the time before this one.
+                let pause = if self.shared.contention.left() { pause.min(LEFT_PAUSE) } else { pause };
                 bell.sleep(heard, pause);
             }
         }
@@ -70,7 +78,7 @@ impl<E: Employer> Crew<E> {
             return false;
         }
         let now = clock::now_ns();
-        if contention.now() {
+        if contention.now() || self.shared.quota.look() == 0 {
             if now >= *next_ns {
                 self.assist_with(|_| true, || clock::now_ns() >= now + LEFT_NS);
                 *next_ns = now + LEFT_PAUSE.as_nanos() as u64;
@@ -78,7 +86,15 @@ impl<E: Employer> Crew<E> {
             return true;
         }
         contention.seen_to();
-        self.call(left().map(|place| place.job.left() * GRAIN).sum(), Operation::Discard);
+        for operation in [Operation::Discard, Operation::Zero, Operation::Populate] {
+            let index = operation.index();
+            let demand =
+                Demand { bytes: self.backlog(operation), rate: self.shared.rates[index].load(Ordering::Relaxed) };
+            self.shared.pending[index].store(0, Ordering::Relaxed);
+            if !worth_a_wake_up(demand) || !self.call(demand.bytes, operation) {
+                self.assist(operation, || false);
+            }
+        }
         false
     }
 }

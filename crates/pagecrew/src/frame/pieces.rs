@@ -5,9 +5,9 @@
 
 use super::area::{FRAMES, Kind, WORD, WORDS};
 use super::zone::Tables;
-use crate::crew::ahead::{Ahead, Done, SLOTS};
+use crate::crew::ahead::{Ahead, Done, Revoked, SLOTS};
+use crate::sys::PAGE_SIZE;
 use crate::sys::memory::Range;
-use crate::sys::{PAGE_SIZE, membarrier};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 struct Piece {
@@ -74,11 +74,11 @@ impl Pieces {
         })
     }
 
-    /// Sees to it that nobody writes to a piece any more. May be called in a signal handler.
+    /// Has helpers let go of all pieces soon. Each piece stays its helper's until the helper says that it has let go, so a barrier that
+    /// fails only makes that later. May be called in a signal handler.
     pub fn revoke_all(&self) {
         for slot in 0..SLOTS {
-            // Where there is no barrier, pieces are not revoked while somebody is at them: that takes a moment at most.
-            self.ahead.revoke(slot, || _ = membarrier::restart_sequences());
+            let (Revoked::Idle | Revoked::Interrupted | Revoked::StillAtIt) = self.ahead.revoke(slot);
         }
     }
 
@@ -105,5 +105,41 @@ impl Pieces {
         self.ahead.reset();
         self.frames.store(0, Ordering::Relaxed);
         self.busy.store(false, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What `take_in` relies on: a revocation, whether its barrier works or not, doesn't make a piece anybody's whose helper has not let go.
+    #[test]
+    fn a_piece_is_taken_in_only_when_its_helper_has_let_go() {
+        let pieces = Pieces::new();
+        assert!(pieces.ahead.set_out(|_| Some(Range { start: 1 << 30, len: FRAMES * PAGE_SIZE })));
+        pieces.pieces[0].masks[0].store(0b1010, Ordering::Relaxed);
+        pieces.frames.store(2, Ordering::Relaxed);
+        let taken = |pieces: &Pieces| {
+            let mut taken = Vec::new();
+            let count = pieces.take_in(|_, masks, whole| {
+                taken.push((masks[0], whole));
+                masks[0].count_ones() as usize
+            });
+            (count, taken)
+        };
+        let zeroed = std::cell::Cell::new(0);
+        let zero = |range: Range, revoked: &AtomicU32| {
+            zeroed.set(zeroed.get() + range.len);
+            // Registered or not in this process: the barrier's result doesn't matter.
+            pieces.revoke_all();
+            assert_eq!(taken(&pieces), (0, vec![]));
+            assert_eq!(revoked.load(Ordering::Relaxed), 1);
+            false
+        };
+        assert!(pieces.work(zero, || 0));
+        // The first of two runs of a frame each; behind the revocation, the second was left out.
+        assert_eq!(zeroed.get(), PAGE_SIZE);
+        assert_eq!(taken(&pieces), (2, vec![(0b1010, false)]));
+        assert_eq!((taken(&pieces), pieces.under_way()), ((0, vec![]), 0));
     }
 }

@@ -12,13 +12,15 @@ use super::retention::Retention;
 use super::rider::{self, Seat};
 use super::spans::{Grant, Marks, Pieces, Request, Segment, SpanMap, State, Want};
 use super::zeroing::Zeroing;
+use crate::crew::ahead::Revoked;
 use crate::crew::{Crew, Employer, Task, Tick};
 use crate::stats::{Counters, StatsPage};
 use crate::sys::memory::{self, Advice, Protection, Range};
 use crate::sys::topology::{MAX_NODES, Topology};
-use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, membarrier, procfs, sched};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, procfs, sched};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// More moved spans than this, and pages are copied instead: each may cost two mappings of `vm.max_map_count` (65,530).
 const MOVED_MOST: usize = 8192;
@@ -445,11 +447,17 @@ impl Core {
     /// as soon as the lock opens.
     pub fn revoke(&self, pieces: &Pieces) {
         for piece in pieces.iter() {
-            if let State::Zeroing(slot) = piece.state
-                // Registered before anything was set out.
-                && self.zeroing.ahead.revoke(slot, || _ = membarrier::restart_sequences())
-            {
-                self.counters().stragglers_bypassed.add(1);
+            let State::Zeroing(slot) = piece.state else { continue };
+            match self.zeroing.ahead.revoke(slot) {
+                Revoked::Idle => {}
+                Revoked::Interrupted => self.counters().stragglers_bypassed.add(1),
+                // The kernel refused to interrupt the helper, as in a program that sandboxes itself: it is waited for. Nothing is set out
+                // after that, so this happens once for each slot at most.
+                Revoked::StillAtIt => {
+                    while !self.zeroing.ahead.has_let_go(slot) {
+                        std::thread::sleep(Duration::from_micros(50));
+                    }
+                }
             }
         }
     }

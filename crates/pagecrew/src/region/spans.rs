@@ -1350,7 +1350,7 @@ mod tests {
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
-    use crate::crew::ahead::Ahead;
+    use crate::crew::ahead::{Ahead, Revoked};
     use loom::sync::atomic::Ordering;
     use loom::sync::{Arc, Mutex};
 
@@ -1407,7 +1407,11 @@ mod model {
             take_in(&zone, &mut map);
             let grant = map.allocate(&request(Want::Zeroes)).unwrap();
             if let State::Zeroing(slot) = grant.pieces[0].state {
-                zone.ahead.revoke(slot, || drop(zone.memory.lock().unwrap()));
+                let barrier = || {
+                    drop(zone.memory.lock().unwrap());
+                    Ok::<(), ()>(())
+                };
+                assert_ne!(zone.ahead.revoke_with(slot, barrier), Revoked::StillAtIt);
             }
             drop(map);
             if grant.pieces[0].state == State::Zeroed {

@@ -141,7 +141,8 @@ impl Core {
             self.call_off_zeroing();
             return;
         }
-        self.zeroing.revocable.store(crew.revocation() && zero::revocable(), Ordering::Relaxed);
+        let revocable = crew.revocation() && zero::revocable() && !self.zeroing.ahead.has_failed();
+        self.zeroing.revocable.store(revocable, Ordering::Relaxed);
         let zeroed: u64 = self.zones.iter().map(|zone| self.take_in_all(zone)).sum();
         let mut missing = goal.saturating_sub(zeroed as usize + self.zeroing.ahead.under_way());
         let mut set_out = false;

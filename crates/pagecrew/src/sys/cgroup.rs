@@ -23,6 +23,8 @@ pub struct Cpu {
     pub quota_milli: u64,
     /// Periods in which the group was held back so far.
     pub throttled: u64,
+    /// CPU time that the group has used so far, in microseconds; version 2 alone says so.
+    pub used_us: Option<u64>,
 }
 
 /// A controller's files in one hierarchy.
@@ -132,8 +134,8 @@ pub fn memory() -> Option<Memory> {
 /// The CPU bandwidth limit on this process; `None` where there is none.
 pub fn cpu() -> Option<Cpu> {
     let mut tightest: Option<Cpu> = None;
-    let mut keep = |quota: u64, period: u64, throttled: u64| {
-        let found = Cpu { quota_milli: quota * 1000 / period.max(1), throttled };
+    let mut keep = |quota: u64, period: u64, throttled: u64, used_us: Option<u64>| {
+        let found = Cpu { quota_milli: quota * 1000 / period.max(1), throttled, used_us };
         if tightest.as_ref().is_none_or(|best| found.quota_milli < best.quota_milli) {
             tightest = Some(found);
         }
@@ -143,14 +145,15 @@ pub fn cpu() -> Option<Cpu> {
         let path = join(&mut room, &[mount, group, "/cpu.max"]);
         let Some(Ok(text)) = path.map(|path| procfs::read(path, &mut buffer)) else { return };
         if let Some((quota, period)) = parse_cpu_max(text) {
-            keep(quota, period, keyed(mount, group, "cpu.stat", "nr_throttled").unwrap_or(0));
+            let used_us = keyed(mount, group, "cpu.stat", "usage_usec");
+            keep(quota, period, keyed(mount, group, "cpu.stat", "nr_throttled").unwrap_or(0), used_us);
         }
     });
     walk(&CPU_V1, |mount, group| {
         if let (Some(quota), Some(period)) =
             (number(mount, group, "cpu.cfs_quota_us"), number(mount, group, "cpu.cfs_period_us"))
         {
-            keep(quota, period, keyed(mount, group, "cpu.stat", "nr_throttled").unwrap_or(0));
+            keep(quota, period, keyed(mount, group, "cpu.stat", "nr_throttled").unwrap_or(0), None);
         }
     });
     tightest

@@ -1,6 +1,6 @@
 //! Scheduling classes and affinity of threads.
 
-use super::Errno;
+use super::{Errno, procfs};
 
 /// The calling thread's kernel thread number.
 pub fn thread_id() -> i32 {
@@ -45,22 +45,50 @@ struct Attributes {
     period: u64,
 }
 
+/// `SCHED_FLAG_RESET_ON_FORK`, which a thread without privileges can't take back.
+const RESET_ON_FORK: u64 = 1;
+
+fn attributes() -> Result<Attributes, Errno> {
+    let size = size_of::<Attributes>();
+    let mut attributes = Attributes::default();
+    // SAFETY: the structure has room for `size` bytes.
+    Errno::check(unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) })?;
+    Ok(attributes)
+}
+
+fn set_attributes(attributes: &Attributes) -> Result<(), Errno> {
+    // SAFETY: the structure is valid for its size, which it holds.
+    Errno::check(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const *attributes, 0) }).map(drop)
+}
+
+/// Moves the calling thread to the ordinary class, as nice as it is, with time slices of `slice_ns` nanoseconds (6.12; older kernels
+/// take no notice of those). A thread of the idle class stays there: its process is to have no CPU time that others want.
+///
+/// # Errors
+/// `EPERM` where a filter of system calls refuses it.
+pub fn set_ordinary(slice_ns: u64) -> Result<(), Errno> {
+    let attributes = attributes()?;
+    if attributes.policy == libc::SCHED_IDLE as u32 {
+        return Ok(());
+    }
+    let nice = if attributes.policy == libc::SCHED_DEADLINE as u32 { 0 } else { attributes.nice };
+    let flags = attributes.flags & RESET_ON_FORK;
+    let size = attributes.size;
+    set_attributes(&Attributes { size, flags, nice, runtime: slice_ns, ..Attributes::default() })
+}
+
 /// Asks for time slices of `ns` nanoseconds for the calling thread: one that runs for a moment now and then gets that moment
 /// sooner, and no more of the CPU than others (6.12; older kernels take no notice).
 ///
 /// # Errors
 /// `EINVAL` for a thread that is not in the ordinary class.
 pub fn set_slice(ns: u64) -> Result<(), Errno> {
-    let size = size_of::<Attributes>();
-    let mut attributes = Attributes::default();
-    // SAFETY: the structure has room for `size` bytes.
-    Errno::check(unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) })?;
+    let mut attributes = attributes()?;
     if attributes.policy != libc::SCHED_OTHER as u32 {
         return Err(Errno(libc::EINVAL));
     }
     attributes.runtime = ns;
-    // SAFETY: the structure is valid for its size, which it holds.
-    Errno::check(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) }).map(drop)
+    set_attributes(&attributes)
 }
 
 /// A set of CPUs: the largest that glibc's own calls know, 1024.
@@ -144,6 +172,29 @@ pub fn online_cpus() -> usize {
     unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN).max(1) as usize }
 }
 
+/// How long the CPUs of `set` were idle since the machine started, all together, in nanoseconds (`/proc/stat`, in steps of 10 ms); `None`
+/// where that isn't said of each. Reads a file.
+pub fn idle_ns(set: &CpuSet) -> Option<u64> {
+    // A line has up to a hundred bytes.
+    let mut buffer = vec![0; 64 << 10];
+    parse_idle(procfs::read(c"/proc/stat", &mut buffer).ok()?, set)
+}
+
+fn parse_idle(text: &str, set: &CpuSet) -> Option<u64> {
+    const TICK_NS: u64 = 10_000_000;
+    let (mut seen, mut ticks) = (0, 0);
+    for line in text.lines().skip(1).take_while(|line| line.starts_with("cpu")) {
+        let mut fields = line["cpu".len()..].split_ascii_whitespace();
+        let cpu: usize = fields.next()?.parse().ok()?;
+        if set.contains(cpu) {
+            seen += 1;
+            // user, nice, system, idle, iowait
+            ticks += fields.clone().nth(3)?.parse::<u64>().ok()? + fields.nth(4)?.parse::<u64>().ok()?;
+        }
+    }
+    (seen == set.count()).then_some(ticks * TICK_NS)
+}
+
 /// The CPU that the calling thread runs on at this moment.
 pub fn current_cpu() -> usize {
     // SAFETY: takes nothing; glibc answers from the rseq area or the vDSO.
@@ -183,6 +234,26 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_of_any_class_but_the_idle_one_becomes_ordinary_and_as_nice_as_it_was() {
+        let now = || attributes().map(|attributes| (attributes.policy as i32, attributes.nice)).unwrap();
+        std::thread::spawn(move || {
+            // SAFETY: takes no pointers; about the calling thread alone.
+            unsafe { libc::syscall(libc::SYS_setpriority, libc::PRIO_PROCESS, 0, 7) };
+            let parameter = libc::sched_param { sched_priority: 0 };
+            // SAFETY: `parameter` outlives the call.
+            unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, libc::SCHED_BATCH, &parameter) };
+            assert_eq!(now(), (libc::SCHED_BATCH, 7));
+            set_ordinary(3_000_000).unwrap();
+            assert_eq!(now(), (libc::SCHED_OTHER, 7));
+            set_class(0, Class::Idle).unwrap();
+            set_ordinary(3_000_000).unwrap();
+            assert_eq!(now().0, libc::SCHED_IDLE);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
     fn only_an_ordinary_thread_has_slices() {
         std::thread::spawn(|| {
             set_slice(100_000).unwrap();
@@ -191,6 +262,19 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn idle_time_of_some_cpus() {
+        let text = "cpu  9 9 9 90 9 0 0\ncpu0 1 0 1 30 3 0 0\ncpu2 1 0 1 20 2 0 0\ncpu5 1 0 1 40 4 0 0\nintr 5\n";
+        let set = |cpus: &[usize]| {
+            let mut set = CpuSet::new();
+            cpus.iter().for_each(|&cpu| set.insert(cpu));
+            set
+        };
+        assert_eq!(parse_idle(text, &set(&[0, 5])), Some(770_000_000));
+        assert_eq!((parse_idle(text, &set(&[0, 1])), parse_idle("", &set(&[0]))), (None, None));
+        assert!(idle_ns(&affinity().unwrap()).is_some());
     }
 
     #[test]

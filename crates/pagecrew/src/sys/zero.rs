@@ -235,6 +235,7 @@ mod arch {
         };
     }
 
+    /// `vzeroupper` changes the upper halves of ymm0 to ymm15. Naming xmm0 to xmm15 clobbers the wide registers that they are part of.
     macro_rules! plain {
         (stosb, $start:expr, $len:expr) => {
             asm!("rep stosb", inout("rdi") $start => _, inout("rcx") $len => _, in("al") 0u8, options(nostack, preserves_flags))
@@ -247,7 +248,10 @@ mod arch {
                 end = in(reg) $start + $len,
                 index = inout(reg) -($len as isize) => _,
                 out("rax") _,
-                out("xmm0") _,
+                out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+                out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+                out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
                 options(nostack)
             )
         };
@@ -284,7 +288,10 @@ mod arch {
                 end = in(reg) $start + $len,
                 index = inout(reg) index,
                 out("rax") _,
-                out("xmm0") _,
+                out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+                out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+                out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
                 options(nostack)
             );
             index == 0
