@@ -560,6 +560,9 @@ impl Core {
         }
         let retired = zone.pages.retire(offset / PAGE_SIZE).ok_or(NotCached::AsItWas)?;
         let page = (address - self.arena.range().start) / PAGE_SIZE;
+        if self.wants_zeroed(retired.len) {
+            return Err(NotCached::Retired(retired.len));
+        }
         if !cache.put(retired.class as usize - 1, page) {
             return Err(NotCached::Retired(retired.len));
         }
@@ -702,7 +705,7 @@ impl Core {
 pub enum NotCached {
     /// Nothing has happened: it is freed in its zone, or is no span.
     AsItWas,
-    /// It is retired, of this length, and the cache had no room.
+    /// It is retired, of this length, and the cache doesn't take it.
     Retired(usize),
     /// It is in the cache, and it is time to look at what is retained.
     LookAfter(usize),

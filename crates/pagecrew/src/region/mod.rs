@@ -206,7 +206,9 @@ impl Region {
     /// # Errors
     /// As [`Region::allocate`].
     pub fn allocate_zeroed(&self, size: usize, align: usize) -> Result<NonNull<u8>, AllocateError> {
-        let Some(span) = self.take_cached(size, align) else {
+        // What is large may have been zeroed ahead, which caches know nothing of.
+        let small = size < zeroing::ZERO_SOON;
+        let Some(span) = small.then(|| self.take_cached(size, align)).flatten() else {
             return self.allocate_for(size, align, Want::Zeroes);
         };
         let used = Range { len: size.next_multiple_of(PAGE_SIZE), ..span };

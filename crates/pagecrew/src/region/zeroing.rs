@@ -16,7 +16,7 @@ const ZERO_STEP: usize = 4 << 20;
 /// Less than this is zeroed by its next user, through the caches.
 const ZERO_LEAST: usize = 1 << 20;
 /// Zeroing less than this is done by the caller alone, through the caches.
-const ZERO_SOON: usize = 4 << 20;
+pub(super) const ZERO_SOON: usize = 4 << 20;
 /// A free range at least this long is looked at for pages that were never touched before it is zeroed.
 const SCAN_LEAST: usize = 4 << 20;
 
@@ -211,6 +211,12 @@ impl Core {
             whole = zero(range);
         }
         (whole, clock::now_ns() - begin)
+    }
+
+    /// Whether a free span of `len` bytes is zeroed ahead rather than left in a cache as it is.
+    #[inline(always)]
+    pub fn wants_zeroed(&self, len: usize) -> bool {
+        len >= ZERO_SOON && self.zeroing.in_demand.load(Ordering::Relaxed)
     }
 
     /// Whether zeroing some of `freed` bytes ahead may be worth a look of the watcher.
