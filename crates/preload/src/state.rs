@@ -142,7 +142,7 @@ extern "C" fn load() {
             eprintln!("pagecrew: {error}");
         }
     });
-    let threshold = options.threshold;
+    let (threshold, mmap, huge_pages) = (options.threshold, options.mmap, options.huge_pages);
     let _ = START.set(Start {
         options,
         cpus: sched::affinity().unwrap_or_default(),
@@ -153,6 +153,8 @@ extern "C" fn load() {
     // the region is held.
     crate::fork::install();
     crate::exit::install();
+    crate::kernel::look_up();
+    crate::mmap::start(mmap, huge_pages);
     THRESHOLD.store(threshold, Ordering::Release);
 }
 

@@ -19,6 +19,8 @@ pub struct Options {
     pub zero: bool,
     /// Whether spans of 2 MiB and more may be backed by huge pages.
     pub huge_pages: bool,
+    /// Whether mappings that the program makes itself may be backed by huge pages, too.
+    pub mmap: bool,
     /// Whether every span is followed by a page whose access is a fault (6.13).
     pub guards: bool,
     /// Whether a process that exits gives large memory back in parallel first.
@@ -36,6 +38,7 @@ impl Default for Options {
             helpers: None,
             zero: true,
             huge_pages: true,
+            mmap: true,
             guards: false,
             exit: true,
             trim: false,
@@ -53,7 +56,7 @@ pub struct Name {
 }
 
 /// Every option that the environment can set.
-pub const NAMES: [Name; 9] = [
+pub const NAMES: [Name; 10] = [
     Name { variable: "PAGECREW_THRESHOLD", help: "serve allocations of at least this size [1M; at least 64K]" },
     Name {
         variable: "PAGECREW_RETAIN",
@@ -63,6 +66,7 @@ pub const NAMES: [Name; 9] = [
     Name { variable: "PAGECREW_HELPERS", help: "at most this many helper threads [auto: CPUs - 1, at least 1]" },
     Name { variable: "PAGECREW_ZERO", help: "zero free memory in the background: on or off [on]" },
     Name { variable: "PAGECREW_HUGE_PAGES", help: "let large spans be backed by huge pages: on or off [on]" },
+    Name { variable: "PAGECREW_MMAP", help: "the same for memory that the program maps itself: on or off [on]" },
     Name { variable: "PAGECREW_GUARDS", help: "a guard page behind every span: on or off [off]" },
     Name { variable: "PAGECREW_EXIT", help: "give memory back in parallel when the program exits: on or off [on]" },
     Name {
@@ -143,6 +147,7 @@ impl Options {
             "PAGECREW_HELPERS" => automatic(text, count).map(|value| self.helpers = value),
             "PAGECREW_ZERO" => switch(text).map(|value| self.zero = value),
             "PAGECREW_HUGE_PAGES" => switch(text).map(|value| self.huge_pages = value),
+            "PAGECREW_MMAP" => switch(text).map(|value| self.mmap = value),
             "PAGECREW_GUARDS" => switch(text).map(|value| self.guards = value),
             "PAGECREW_EXIT" => switch(text).map(|value| self.exit = value),
             "PAGECREW_TRIM" => switch(text).map(|value| self.trim = value),
@@ -188,7 +193,7 @@ mod tests {
 
     #[test]
     fn every_named_variable_can_be_set() {
-        let values = ["2M", "auto", "250ms", "3", "off", "off", "on", "off", "on"];
+        let values = ["2M", "auto", "250ms", "3", "off", "off", "off", "on", "off", "on"];
         let variables: Vec<_> = NAMES.iter().map(|name| name.variable).zip(values).collect();
         let (options, problems) = read(&variables);
         assert_eq!(problems, Vec::<String>::new());
@@ -201,6 +206,7 @@ mod tests {
                 helpers: Some(3),
                 zero: false,
                 huge_pages: false,
+                mmap: false,
                 guards: true,
                 exit: false,
                 trim: true,
