@@ -279,7 +279,7 @@ static void check(int right, const char *what) {
 
 static void *storm_thread(void *argument) {
     uint64_t own = (uint64_t)(uintptr_t)argument * 7919 + 17;
-    for (int round = 0; round < 150 && !failed; round++) {
+    for (int round = 0; round < 60 && !failed; round++) {
         own = own * 6364136223846793005u + 1442695040888963407u;
         size_t len = (2 + (own >> 40) % 48) * MIB;
         int reserve = own >> 20 & 1;
@@ -318,7 +318,7 @@ static void *storm_thread(void *argument) {
 static int storm(void) {
     pthread_t threads[6];
     for (uintptr_t index = 0; index < 6; index++) pthread_create(&threads[index], NULL, storm_thread, (void *)index);
-    for (int round = 0; round < 40 && !failed; round++) {
+    for (int round = 0; round < 12 && !failed; round++) {
         pid_t child = fork();
         if (child == 0) {
             storm_thread((void *)(uintptr_t)(100 + round % 3));

@@ -49,7 +49,7 @@ fn end_stats() {
 
 /// Whether the calling thread may be in a signal handler: then some signal is blocked. What it interrupted may hold any lock, libc's
 /// included, so such a process is left to the kernel.
-fn in_handler() -> bool {
+pub fn in_handler() -> bool {
     // SAFETY: reads the calling thread's mask into a valid set.
     unsafe {
         let mut mask: libc::sigset_t = std::mem::zeroed();

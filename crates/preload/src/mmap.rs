@@ -4,13 +4,13 @@
 //! The calls go to the next library's functions, which stand in the C library unless something else was preloaded; what this library
 //! adds to them are system calls of its own, which never change `errno`. Before the library is loaded, everything is passed on.
 
-use crate::state;
+use crate::{HEAP, exit, state};
 use pagecrew::mapping::policy::{self, LEAST, Purpose, Request};
 use pagecrew::mapping::{Mappings, pages};
 use pagecrew::sys::{Errno, huge_page};
 use std::ffi::{CStr, c_void};
 use std::mem::transmute;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 type Pointer = *mut c_void;
 
@@ -196,6 +196,7 @@ unsafe fn map_large(address: Pointer, len: usize, protection: i32, flags: i32, f
         }
         if let Some(range) = pages(place as usize, len) {
             MAPPINGS.mapped(range, purpose);
+            note_growth();
         }
     });
     place
@@ -236,6 +237,42 @@ pub unsafe extern "C" fn mremap(old: Pointer, old_len: usize, len: usize, flags:
     place
 }
 
+/// Eligible memory from which on a region is made that counts it and has it trimmed.
+const MUCH: u64 = 64 << 20;
+/// Bytes that were eligible when they were counted last.
+static COUNTED: AtomicU64 = AtomicU64::new(0);
+static LOOKED_AFTER: AtomicBool = AtomicBool::new(false);
+
+/// Counts what has become eligible, once it is much.
+fn note_growth() {
+    let now = MAPPINGS.eligible_bytes();
+    if now < MUCH || now == COUNTED.load(Ordering::Relaxed) {
+        return;
+    }
+    if !LOOKED_AFTER.load(Ordering::Relaxed) {
+        // What follows takes locks that this very thread may hold where it was interrupted.
+        if exit::in_handler() || !HEAP.unlocked() || !state::own_process() || LOOKED_AFTER.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        state::look_after_mappings();
+    }
+    if let Some(region) = state::existing_region() {
+        let before = COUNTED.swap(now, Ordering::Relaxed);
+        region.stats().counters.mapped_eligible_bytes.add(now.saturating_sub(before));
+    }
+}
+
+/// In a forked child, which counts anew.
+///
+/// # Safety
+/// Called by the child's only thread.
+pub unsafe fn after_fork() {
+    // SAFETY: by the function's own contract.
+    unsafe { MAPPINGS.after_fork() };
+    COUNTED.store(0, Ordering::Relaxed);
+    LOOKED_AFTER.store(false, Ordering::Relaxed);
+}
+
 /// After a change of protection that succeeded.
 pub fn protected(address: Pointer, len: usize, protection: i32) {
     if len < FROM.load(Ordering::Relaxed) {
@@ -244,7 +281,10 @@ pub fn protected(address: Pointer, len: usize, protection: i32) {
     let Some(range) = pages(address as usize, len) else { return };
     match request(protection, 0) {
         Request { execute: true, .. } => MAPPINGS.unmapped(range),
-        Request { read: true, write: true, .. } => keeping_errno(|| MAPPINGS.made_accessible(range)),
+        Request { read: true, write: true, .. } => keeping_errno(|| {
+            MAPPINGS.made_accessible(range);
+            note_growth();
+        }),
         _ => {}
     }
 }

@@ -1,8 +1,10 @@
 //! The process's region: made by the first large request, gone with the process.
 
+use crate::mmap::MAPPINGS;
 use crate::next;
-use pagecrew::region::{Options, Region};
+use pagecrew::region::{Options, Region, Trim};
 use pagecrew::stats;
+use pagecrew::sys::memory::Range;
 use pagecrew::sys::sched::{self, CpuSet};
 use pagecrew::sys::topology::Topology;
 use pagecrew::trim::{self, SpanTrimmer};
@@ -80,8 +82,8 @@ fn make() -> Option<&'static Region> {
     };
     adopt_process();
     share_stats(&region);
-    if start.options.trim {
-        region.take_along(Box::new(SpanTrimmer::new(trim::Options::default())));
+    if start.options.trim == Trim::On {
+        region.take_along(Box::new(SpanTrimmer::new(trim::Options::default()).and(mappings)));
     }
     let region: &'static Region = Box::leak(Box::new(region));
     crate::libc_blocks::prepare(region);
@@ -91,6 +93,21 @@ fn make() -> Option<&'static Region> {
     REGION.store(std::ptr::from_ref(region).cast_mut(), Ordering::Release);
     MAKING_STATE.store(MADE, Ordering::Release);
     Some(region)
+}
+
+fn mappings(list: &mut Vec<Range>) {
+    MAPPINGS.eligible(list);
+}
+
+/// From now on, what the program maps itself is much: it is counted, and trimmed where that is wanted.
+pub fn look_after_mappings() {
+    let Some(region) = region() else { return };
+    if START.get().is_some_and(|start| start.options.trim == Trim::Auto) {
+        region.take_along(Box::new(SpanTrimmer::new(trim::Options::default()).and(mappings).when_short()));
+    }
+    if START.get().is_some_and(|start| start.options.trim != Trim::Off) {
+        region.wake_rider();
+    }
 }
 
 /// Lets others read the counters. Where that is not possible the program runs on, and should not notice.

@@ -26,7 +26,18 @@ pub struct Options {
     /// Whether a process that exits gives large memory back in parallel first.
     pub exit: bool,
     /// Whether the zero part of under-used huge pages goes back while the program has them (6.12).
-    pub trim: bool,
+    pub trim: Trim,
+}
+
+/// When under-used huge pages are trimmed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trim {
+    /// Where the program maps much memory itself, and memory is short.
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
 }
 
 impl Default for Options {
@@ -41,7 +52,7 @@ impl Default for Options {
             mmap: true,
             guards: false,
             exit: true,
-            trim: false,
+            trim: Trim::Auto,
         }
     }
 }
@@ -71,7 +82,7 @@ pub const NAMES: [Name; 10] = [
     Name { variable: "PAGECREW_EXIT", help: "give memory back in parallel when the program exits: on or off [on]" },
     Name {
         variable: "PAGECREW_TRIM",
-        help: "give back the zero part of huge pages that are mostly zero (Linux 6.12): on or off [off]",
+        help: "give back the zero part of huge pages that are mostly zero (Linux 6.12): on, off, or auto, when memory is short [auto]",
     },
 ];
 
@@ -150,7 +161,13 @@ impl Options {
             "PAGECREW_MMAP" => switch(text).map(|value| self.mmap = value),
             "PAGECREW_GUARDS" => switch(text).map(|value| self.guards = value),
             "PAGECREW_EXIT" => switch(text).map(|value| self.exit = value),
-            "PAGECREW_TRIM" => switch(text).map(|value| self.trim = value),
+            "PAGECREW_TRIM" => automatic(text, switch).map(|value| {
+                self.trim = match value {
+                    None => Trim::Auto,
+                    Some(true) => Trim::On,
+                    Some(false) => Trim::Off,
+                }
+            }),
             _ => return Err(OptionError::Unknown(variable.to_owned())),
         };
         result.map_err(|reason| OptionError::Value { variable: variable.to_owned(), reason })
@@ -209,7 +226,7 @@ mod tests {
                 mmap: false,
                 guards: true,
                 exit: false,
-                trim: true,
+                trim: Trim::On,
             }
         );
     }
