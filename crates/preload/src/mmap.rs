@@ -243,6 +243,15 @@ const MUCH: u64 = 64 << 20;
 static COUNTED: AtomicU64 = AtomicU64::new(0);
 static LOOKED_AFTER: AtomicBool = AtomicBool::new(false);
 
+/// Whether the calling thread may be in a handler of a signal that programs map memory in: of faults, timers, and their own
+/// signals. Others are blocked for good by many threads (the JVM's block SIGQUIT).
+fn in_handler() -> bool {
+    use libc::{SIGALRM, SIGBUS, SIGFPE, SIGILL, SIGIO, SIGPROF, SIGSEGV, SIGTRAP, SIGURG, SIGUSR1, SIGUSR2, SIGVTALRM};
+    let usual =
+        [SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGPROF, SIGALRM, SIGVTALRM, SIGUSR1, SIGUSR2, SIGURG, SIGIO];
+    exit::any_blocked(usual.into_iter().chain(34..=64))
+}
+
 /// Counts what has become eligible, once it is much.
 fn note_growth() {
     let now = MAPPINGS.eligible_bytes();
@@ -251,7 +260,7 @@ fn note_growth() {
     }
     if !LOOKED_AFTER.load(Ordering::Relaxed) {
         // What follows takes locks that this very thread may hold where it was interrupted.
-        if exit::in_handler() || !HEAP.unlocked() || !state::own_process() || LOOKED_AFTER.swap(true, Ordering::Relaxed) {
+        if in_handler() || !HEAP.unlocked() || !state::own_process() || LOOKED_AFTER.swap(true, Ordering::Relaxed) {
             return;
         }
         state::look_after_mappings();

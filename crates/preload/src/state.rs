@@ -21,6 +21,8 @@ static REGION: AtomicPtr<Region> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Set in a forked child, whose counters become readable with its first large request: most children only call `exec`.
 static UNSHARED: AtomicBool = AtomicBool::new(false);
+/// Set in a forked child for good.
+static FORKED: AtomicBool = AtomicBool::new(false);
 
 const NONE: u32 = 0;
 const MAKING: u32 = 1;
@@ -133,6 +135,11 @@ pub fn own_process() -> bool {
     PROCESS.load(Ordering::Relaxed) == unsafe { libc::getpid() }
 }
 
+/// Whether this process was forked and has not called `exec` since.
+pub fn forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
 /// Takes note that this process owns its memory: at the start, and in a forked child.
 pub fn adopt_process() {
     // SAFETY: as above.
@@ -143,6 +150,7 @@ pub fn adopt_process() {
 pub fn after_fork_in_child() {
     adopt_process();
     UNSHARED.store(true, Ordering::Relaxed);
+    FORKED.store(true, Ordering::Relaxed);
     let _ = MAKING_STATE.compare_exchange(MAKING, OFF, Ordering::Relaxed, Ordering::Relaxed);
 }
 

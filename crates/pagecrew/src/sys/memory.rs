@@ -183,15 +183,24 @@ pub unsafe fn move_pages(from: Range, to: usize) -> Result<(), Errno> {
     Errno::check(result).map(drop)
 }
 
+/// Page faults of this process so far, those before its last `exec` included (`getrusage`).
+pub fn page_faults() -> usize {
+    let usage = usage();
+    (usage.ru_minflt + usage.ru_majflt) as usize
+}
+
 /// The most that this process ever had resident, in bytes, before its last `exec` included (`getrusage`). Needs no file.
 pub fn peak_resident() -> usize {
+    usage().ru_maxrss as usize * 1024
+}
+
+fn usage() -> libc::rusage {
     // SAFETY: all zeroes is a valid structure, and the call fills it in.
-    let usage = unsafe {
+    unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_SELF, &mut usage);
         usage
-    };
-    usage.ru_maxrss as usize * 1024
+    }
 }
 
 #[cfg(test)]
