@@ -73,7 +73,12 @@ fn finish(status: i32, flush: bool) {
         region.hurry_helpers();
     }
     let wanted = state::start().is_some_and(|start| start.options.exit);
-    if !wanted || !Region::worth_giving_back(state::forked()) || (!flush && in_handler()) || !HEAP.unlocked() || HEAP.outgrown() {
+    if !wanted
+        || !Region::worth_giving_back(state::forked())
+        || (!flush && in_handler())
+        || !HEAP.unlocked()
+        || HEAP.outgrown()
+    {
         return;
     }
     give_back(status, flush);

@@ -121,7 +121,11 @@ fn request(protection: i32, flags: i32) -> Request {
 #[inline(always)]
 unsafe fn next_map(address: Pointer, len: usize, protection: i32, flags: i32, file: i32, offset: i64) -> Pointer {
     // SAFETY: what is stored there has this signature; the rest by the function's own contract.
-    unsafe { transmute::<Pointer, next::Map>(next::MAP.load(Ordering::Relaxed))(address, len, protection, flags, file, offset) }
+    unsafe {
+        transmute::<Pointer, next::Map>(next::MAP.load(Ordering::Relaxed))(
+            address, len, protection, flags, file, offset,
+        )
+    }
 }
 
 /// # Safety
@@ -225,9 +229,19 @@ pub unsafe extern "C" fn munmap(address: Pointer, len: usize) -> i32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mremap(old: Pointer, old_len: usize, len: usize, flags: i32, new: Pointer) -> Pointer {
     // SAFETY: what is stored there has this signature; the rest by the function's own contract.
-    let place = unsafe {
+    let remap = || unsafe {
         transmute::<Pointer, next::Remap>(next::REMAP.load(Ordering::Relaxed))(old, old_len, len, flags, new)
     };
+    let before = Errno::last();
+    let mut place = remap();
+    if place == libc::MAP_FAILED
+        && Errno::last() == Errno(libc::EFAULT)
+        && keeping_errno(|| pages(old as usize, old_len).is_some_and(|range| MAPPINGS.unite(range)))
+    {
+        // A success leaves `errno` as it was before the call.
+        before.set();
+        place = remap();
+    }
     if old_len.max(len) >= FROM.load(Ordering::Relaxed)
         && place != libc::MAP_FAILED
         && let (Some(from), Some(to)) = (pages(old as usize, old_len), pages(place as usize, len))
@@ -246,7 +260,9 @@ static LOOKED_AFTER: AtomicBool = AtomicBool::new(false);
 /// Whether the calling thread may be in a handler of a signal that programs map memory in: of faults, timers, and their own
 /// signals. Others are blocked for good by many threads (the JVM's block SIGQUIT).
 fn in_handler() -> bool {
-    use libc::{SIGALRM, SIGBUS, SIGFPE, SIGILL, SIGIO, SIGPROF, SIGSEGV, SIGTRAP, SIGURG, SIGUSR1, SIGUSR2, SIGVTALRM};
+    use libc::{
+        SIGALRM, SIGBUS, SIGFPE, SIGILL, SIGIO, SIGPROF, SIGSEGV, SIGTRAP, SIGURG, SIGUSR1, SIGUSR2, SIGVTALRM,
+    };
     let usual =
         [SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGPROF, SIGALRM, SIGVTALRM, SIGUSR1, SIGUSR2, SIGURG, SIGIO];
     exit::any_blocked(usual.into_iter().chain(34..=64))

@@ -180,14 +180,16 @@ impl Mappings {
         }
     }
 
+    /// `mremap` takes a range that is one mapping of the kernel's, and has refused one. If the advice that was given here is all that
+    /// parts it, it is one afterwards. Returns whether that was tried.
+    pub fn unite(&self, range: Range) -> bool {
+        // SAFETY: this advice changes no contents, whatever is mapped there.
+        self.advises() && range.len > 0 && unsafe { memory::advise(range, Advice::HugePage) }.is_ok()
+    }
+
     /// Whether all of `range` is known as ordinary private anonymous memory.
     pub fn knows(&self, range: Range) -> bool {
         self.on() && self.with(|table| table.covers(range).is_some()).unwrap_or(false)
-    }
-
-    /// Whether anything is eligible.
-    pub fn any_eligible(&self) -> bool {
-        self.with(|table| table.eligible_bytes() > 0).unwrap_or(true)
     }
 
     /// Adds what is eligible to `list`, which grows before the table is held.
@@ -264,9 +266,9 @@ mod tests {
         let header = |line: &&str| {
             let bounds = line.split(' ').next().and_then(|range| range.split_once('-'));
             let address = |text| usize::from_str_radix(text, 16);
-            bounds.is_some_and(|(from, to)| {
-                matches!((address(from), address(to)), (Ok(from), Ok(to)) if (from..to).contains(&start))
-            })
+            bounds.is_some_and(
+                |(from, to)| matches!((address(from), address(to)), (Ok(from), Ok(to)) if (from..to).contains(&start)),
+            )
         };
         let flags = text.lines().skip_while(|line| !header(line)).find(|line| line.starts_with("VmFlags:"));
         flags.unwrap().split_ascii_whitespace().any(|flag| flag == "hg")
@@ -300,6 +302,22 @@ mod tests {
         assert!(!advised(range.start) && !mappings.knows(range));
         // SAFETY: the test's own mapping.
         unsafe { unmap(range).unwrap() };
+    }
+
+    #[test]
+    fn a_mapping_of_which_a_part_was_advised_is_one_again() {
+        let mappings = started();
+        let range = Range { start: map(LEN, Protection::ReadWrite).unwrap(), len: LEN };
+        let half = Range { start: range.start, len: LEN / 2 };
+        mappings.mapped(half, Purpose::Dense);
+        // SAFETY: the test's own mapping; where it is grown, it is unmapped.
+        let grow = || unsafe { libc::mremap(range.start as *mut _, LEN, 2 * LEN, libc::MREMAP_MAYMOVE) };
+        assert_eq!((grow(), Errno::last()), (libc::MAP_FAILED, Errno(libc::EFAULT)));
+        assert!(mappings.unite(range));
+        let grown = grow();
+        assert_ne!(grown, libc::MAP_FAILED);
+        // SAFETY: as above.
+        unsafe { unmap(Range { start: grown as usize, len: 2 * LEN }).unwrap() };
     }
 
     #[test]

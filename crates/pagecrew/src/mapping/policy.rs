@@ -65,8 +65,7 @@ mod tests {
     use proptest::prelude::*;
 
     const MEMORY: usize = 16 << 30;
-    const PLAIN: Request =
-        Request { private_anonymous: true, special: false, read: true, write: true, execute: false };
+    const PLAIN: Request = Request { private_anonymous: true, special: false, read: true, write: true, execute: false };
 
     #[test]
     fn what_mappings_are_for() {

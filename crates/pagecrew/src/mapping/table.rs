@@ -5,15 +5,16 @@
 
 use crate::sys::memory::Range;
 
-/// The most entries. Neighbours of one kind are one entry.
+/// The most entries.
 pub const ENTRIES: usize = 2048;
 
 /// What is known of a private anonymous mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Nothing was advised.
+    /// Nothing was advised. Each such mapping is an entry of its own, since it will be advised as a whole, and its neighbour may be
+    /// another thread's.
     Plain,
-    /// It was made eligible for huge pages here.
+    /// It was made eligible for huge pages here. Neighbours are one entry.
     Eligible,
 }
 
@@ -28,7 +29,7 @@ const NONE: Entry = Entry { start: 0, end: 0, kind: Kind::Plain };
 
 /// The table. It is large and lives in a static.
 pub struct Table {
-    /// Sorted, disjoint; neighbours that touch differ in kind.
+    /// Sorted and disjoint.
     entries: [Entry; ENTRIES],
     len: usize,
     eligible: usize,
@@ -95,11 +96,12 @@ impl Table {
         let at = self.first_behind(range.start);
         let (mut start, mut end) = (range.start, range.end());
         let (mut from, mut to) = (at, at);
-        if at > 0 && self.entries[at - 1].end == start && self.entries[at - 1].kind == kind {
+        let joins = |entry: &Entry| kind == Kind::Eligible && entry.kind == kind;
+        if at > 0 && self.entries[at - 1].end == start && joins(&self.entries[at - 1]) {
             from -= 1;
             start = self.entries[from].start;
         }
-        if at < self.len && self.entries[at].start == end && self.entries[at].kind == kind {
+        if at < self.len && self.entries[at].start == end && joins(&self.entries[at]) {
             to += 1;
             end = self.entries[at].end;
         }
@@ -194,34 +196,36 @@ mod tests {
         #[test]
         fn agrees_with_a_model(steps in prop::collection::vec(step(), 0..200), question in (0..SPACE, 0..12usize)) {
             let mut table = Box::new(Table::new());
-            let mut model = [None; SPACE + 12];
-            for step in steps {
+            let mut model: [Option<(Kind, usize)>; SPACE + 12] = [None; SPACE + 12];
+            for (number, step) in steps.into_iter().enumerate() {
                 match step {
                     Step::Insert(start, len, eligible) => {
                         let kind = if eligible { Kind::Eligible } else { Kind::Plain };
                         table.insert(range(start, len), kind);
-                        model[start..start + len].fill(Some(kind));
+                        // Plain ones keep apart.
+                        model[start..start + len].fill(Some((kind, if eligible { 0 } else { number + 1 })));
                     }
                     Step::Remove(start, len) => {
                         table.remove(range(start, len));
                         model[start..start + len].fill(None);
                     }
                 }
-                let mut expected: Vec<(usize, usize, Kind)> = Vec::new();
-                for (at, kind) in model.iter().enumerate() {
-                    let Some(kind) = *kind else { continue };
+                let mut expected: Vec<(usize, usize, (Kind, usize))> = Vec::new();
+                for (at, known) in model.iter().enumerate() {
+                    let Some(known) = *known else { continue };
                     match expected.last_mut() {
-                        Some((start, len, last)) if *last == kind && *start + *len == at => *len += 1,
-                        _ => expected.push((at, 1, kind)),
+                        Some((start, len, last)) if *last == known && *start + *len == at => *len += 1,
+                        _ => expected.push((at, 1, known)),
                     }
                 }
+                let expected: Vec<_> = expected.into_iter().map(|(start, len, (kind, _))| (start, len, kind)).collect();
                 prop_assert_eq!(listed(&table), expected);
-                let eligible = model.iter().filter(|kind| **kind == Some(Kind::Eligible)).count();
+                let eligible = model.iter().filter(|known| **known == Some((Kind::Eligible, 0))).count();
                 prop_assert_eq!(table.eligible_bytes(), eligible);
             }
             let (start, len) = question;
             let asked = &model[start..start + len];
-            let all = |wanted| len > 0 && asked.iter().all(|kind| *kind == Some(wanted));
+            let all = |wanted| len > 0 && asked.iter().all(|known| known.map(|(kind, _)| kind) == Some(wanted));
             let known = len > 0 && asked.iter().all(Option::is_some);
             let expected = if all(Kind::Eligible) { Some(Kind::Eligible) } else { known.then_some(Kind::Plain) };
             prop_assert_eq!(table.covers(range(start, len)), expected);
