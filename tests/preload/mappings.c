@@ -3,6 +3,7 @@
 //
 // mappings SEED STEPS  prints everything to standard output
 // mappings storm       threads and forks at once, checks itself
+// mappings sparse      touches little of a large mapping and waits
 #include <fcntl.h>
 #include <errno.h>
 #include <pthread.h>
@@ -71,7 +72,8 @@ static void print_contents(void) {
     printf("contents %016llx\n", (unsigned long long)hash);
 }
 
-// Prints the mappings of the window. Neighbours that differ in nothing that can be seen here are one: where the kernel joins them is its own affair.
+// Prints the mappings of the window. Neighbours that differ in nothing that can be seen here are one: where the kernel joins them is
+// its own affair.
 static void print_mappings(void) {
     FILE *maps = fopen("/proc/self/maps", "r");
     char line[512], last_about[512] = "";
@@ -332,7 +334,21 @@ static int storm(void) {
     return failed;
 }
 
+// A large mapping of which little is touched, for long enough to be trimmed.
+static int sparse(void) {
+    size_t len = 256 * MIB, step = 16 * PAGE;
+    char *place = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (place == MAP_FAILED) return 2;
+    for (size_t at = 0; at < len; at += step) place[at] = 1;
+    sleep(6);
+    for (size_t at = 0; at < len; at += PAGE) {
+        if (place[at] != (at % step == 0)) return 1;
+    }
+    return 0;
+}
+
 int main(int count, char **arguments) {
+    if (count == 2 && strcmp(arguments[1], "sparse") == 0) return sparse();
     if (count == 2 && strcmp(arguments[1], "storm") == 0) return storm();
     if (count != 3) return 2;
     return differential(strtoull(arguments[1], NULL, 10), atol(arguments[2]));
