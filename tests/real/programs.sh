@@ -86,6 +86,17 @@ sparse_with_huge_pages() {
     (peak sparse) || skip "open: huge pages back a sparse table whole; --huge-pages off does not"
 }
 
+# The same calls of the mmap family with and without: results, contents, faults and the kernel's mappings are the same.
+mappings() {
+    local seed=$1 steps=$2 option
+    without_pagecrew "$programs/mappings" "$seed" "$steps" >"$work/without"
+    for option in --mmap=on --mmap=off --huge-pages=off --trim=on; do
+        "$pagecrew" run "$option" -- "$programs/mappings" "$seed" "$steps" >"$work/with" || fail "$option: status $?"
+        cmp "$work/without" "$work/with" || fail "$option: $(diff "$work/without" "$work/with" | head -n 20)"
+    done
+    echo "$(wc -l <"$work/without") lines are the same"
+}
+
 with_plugin() {
     program_over "$1" dlopen "$programs/plugin.so"
 }
@@ -126,6 +137,10 @@ add stragglers 60 program_over glibc stragglers 10
 add stragglers/nobody 60 program_as_nobody stragglers 10
 add storm/nobody 60 program_as_nobody storm 100000
 add forks/nobody 60 program_as_nobody forks quiet
+for seed in 1 2 3 4; do
+    add "mappings/$seed" 120 mappings "$seed" 300
+done
+add mappings/storm 120 program_over glibc mappings storm
 add invalid 30 invalid
 add output/buffered 60 output buffered 3
 add output/writing 90 output writing 12
@@ -139,6 +154,10 @@ add peak/sparse-small-pages 60 peak sparse --huge-pages=off
 
 long=yes
 add peak/sparse 60 sparse_with_huge_pages
+for seed in 11 12 13 14 15; do
+    add "mappings/$seed" 1200 mappings "$seed" 3000
+done
+add control/mappings 120 control mappings storm
 add storm/long 900 program_over glibc storm 10000000
 add idle 120 program_over glibc idle 30
 add output/writing/long 300 output writing 100

@@ -2,7 +2,7 @@
 //! parallel, in batches, in the background, on CPU that nobody else wants.
 //!
 //! The modules are layers. Each uses only those that stand before it here: [`units`], [`sys`], [`stats`], [`crew`], [`region`],
-//! [`frame`], [`trim`], [`pool`].
+//! [`mapping`], [`frame`], [`trim`], [`pool`].
 //! `ARCHITECTURE.md` in the repository has the whole picture.
 
 // Only the parts that have models are used under loom.
@@ -18,6 +18,9 @@ pub mod crew;
 
 #[cfg(not(loom))]
 pub mod region;
+
+#[cfg(not(loom))]
+pub mod mapping;
 
 #[cfg(not(loom))]
 pub mod frame;

@@ -50,11 +50,16 @@ fn end_stats() {
 /// Whether the calling thread may be in a signal handler: then some signal is blocked. What it interrupted may hold any lock, libc's
 /// included, so such a process is left to the kernel.
 fn in_handler() -> bool {
+    any_blocked(1..=64)
+}
+
+/// Whether the calling thread has one of `signals` blocked.
+pub fn any_blocked(mut signals: impl Iterator<Item = i32>) -> bool {
     // SAFETY: reads the calling thread's mask into a valid set.
     unsafe {
         let mut mask: libc::sigset_t = std::mem::zeroed();
         libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut mask);
-        (1..=64).any(|signal| libc::sigismember(&mask, signal) == 1)
+        signals.any(|signal| libc::sigismember(&mask, signal) == 1)
     }
 }
 
@@ -68,7 +73,12 @@ fn finish(status: i32, flush: bool) {
         region.hurry_helpers();
     }
     let wanted = state::start().is_some_and(|start| start.options.exit);
-    if !wanted || !Region::worth_giving_back() || (!flush && in_handler()) || !HEAP.unlocked() || HEAP.outgrown() {
+    if !wanted
+        || !Region::worth_giving_back(state::forked())
+        || (!flush && in_handler())
+        || !HEAP.unlocked()
+        || HEAP.outgrown()
+    {
         return;
     }
     give_back(status, flush);

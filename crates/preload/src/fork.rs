@@ -33,6 +33,7 @@ extern "C" fn in_child() {
     state::after_fork_in_child();
     // SAFETY: see `Held`; the child has one thread.
     unsafe {
+        crate::mmap::after_fork();
         if let Some(guard) = (*HELD.0.get()).take() {
             guard.in_child();
         }

@@ -1,11 +1,13 @@
-//! System call wrappers that this library stands in for, to hear of what a program does to its own spans and limits.
+//! System call wrappers that this library stands in for, to hear of what a program does to its own spans, mappings and limits.
 //!
-//! Advice, locks and protection stay with a range, so a span that had any is not reused as it is. And a program that limits its own
-//! address space does not count on an arena in it, which is given up then.
+//! Advice, locks, keys, policies and protection stay with a range. So a span that had any is not reused as it is, and a mapping
+//! that had any is left alone from then on. And a program that limits its own address space does not count on an arena in it, which
+//! is given up then.
 
-use crate::state;
-use pagecrew::sys::HUGE_PAGE_SIZE;
-use std::ffi::c_void;
+use crate::{mmap, state};
+use pagecrew::sys::{Errno, HUGE_PAGE_SIZE};
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Takes note of a change to a range, if it is one of ours.
 fn note(address: *mut c_void, len: usize) {
@@ -16,21 +18,25 @@ fn note(address: *mut c_void, len: usize) {
     }
 }
 
-/// Whether the advice stays with the range after the call, other than what the range has anyway.
-fn lasting(advice: i32, len: usize) -> bool {
+/// Takes note of a wish of the program's about a range, whatever is there.
+fn note_wish(address: *mut c_void, len: usize) {
+    note(address, len);
+    mmap::left_alone(address, len);
+}
+
+/// Whether the advice stays with the range after the call.
+fn lasting(advice: i32) -> bool {
     const WILLNEED: i32 = libc::MADV_WILLNEED;
     const DONTNEED: i32 = libc::MADV_DONTNEED;
     const FREE: i32 = libc::MADV_FREE;
-    const HUGEPAGE: i32 = libc::MADV_HUGEPAGE;
-    match advice {
-        // COLD, PAGEOUT, POPULATE_READ, POPULATE_WRITE, DONTNEED_LOCKED, COLLAPSE.
-        WILLNEED | DONTNEED | FREE | 20..=25 => false,
-        HUGEPAGE => {
-            let on = state::start().is_some_and(|start| start.options.huge_pages);
-            !on || len < HUGE_PAGE_SIZE
-        }
-        _ => true,
-    }
+    // The numbers are COLD, PAGEOUT, POPULATE_READ, POPULATE_WRITE, DONTNEED_LOCKED, COLLAPSE.
+    !matches!(advice, WILLNEED | DONTNEED | FREE | 20..=25)
+}
+
+/// Whether a span has this advice anyway.
+fn usual(advice: i32, len: usize) -> bool {
+    let on = || state::start().is_some_and(|start| start.options.huge_pages);
+    advice == libc::MADV_HUGEPAGE && len >= HUGE_PAGE_SIZE && on()
 }
 
 /// `int madvise(void *address, size_t len, int advice)`
@@ -39,11 +45,34 @@ fn lasting(advice: i32, len: usize) -> bool {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: i32) -> i32 {
-    if lasting(advice, len) {
-        note(address, len);
+    if lasting(advice) {
+        if !usual(advice, len) {
+            note(address, len);
+        }
+        mmap::left_alone(address, len);
     }
     // SAFETY: by the function's own contract.
     unsafe { libc::syscall(libc::SYS_madvise, address, len, advice) as i32 }
+}
+
+/// `int posix_madvise(void *address, size_t len, int advice)`: as libc has it, `POSIX_MADV_DONTNEED` does nothing.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_madvise(address: *mut c_void, len: usize, advice: i32) -> i32 {
+    if advice == libc::POSIX_MADV_DONTNEED {
+        return 0;
+    }
+    let errno = Errno::last();
+    // SAFETY: by the function's own contract.
+    let result = unsafe { madvise(address, len, advice) };
+    if result == 0 {
+        return 0;
+    }
+    let error = Errno::last().0;
+    errno.set();
+    error
 }
 
 /// `int mprotect(void *address, size_t len, int protection)`
@@ -54,7 +83,82 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: i32) 
 pub unsafe extern "C" fn mprotect(address: *mut c_void, len: usize, protection: i32) -> i32 {
     note(address, len);
     // SAFETY: by the function's own contract.
-    unsafe { libc::syscall(libc::SYS_mprotect, address, len, protection) as i32 }
+    let result = unsafe { libc::syscall(libc::SYS_mprotect, address, len, protection) as i32 };
+    if result == 0 {
+        mmap::protected(address, len, protection);
+    }
+    result
+}
+
+/// `int pkey_mprotect(void *address, size_t len, int protection, int key)`
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pkey_mprotect(address: *mut c_void, len: usize, protection: i32, key: i32) -> i32 {
+    // Without a key it is the other function, on kernels without keys too.
+    if key == -1 {
+        // SAFETY: by the function's own contract.
+        return unsafe { mprotect(address, len, protection) };
+    }
+    note_wish(address, len);
+    // SAFETY: by the function's own contract.
+    unsafe { libc::syscall(libc::SYS_pkey_mprotect, address, len, protection, key) as i32 }
+}
+
+/// `long mbind(void *address, unsigned long len, int mode, const unsigned long *nodes, unsigned long count, unsigned flags)`, as
+/// libnuma has it.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mbind(
+    address: *mut c_void,
+    len: usize,
+    mode: i32,
+    nodes: *const libc::c_ulong,
+    count: libc::c_ulong,
+    flags: u32,
+) -> libc::c_long {
+    note_wish(address, len);
+    // SAFETY: by the function's own contract.
+    unsafe { libc::syscall(libc::SYS_mbind, address, len, mode, nodes, count, flags) }
+}
+
+/// `_IOWR(0xAA, 0, struct uffdio_register)`: from here on, a thread of the program's handles faults in a range.
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+
+/// The next `ioctl`; null before the library is loaded.
+static NEXT_IOCTL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Runs when the library is loaded.
+pub fn look_up() {
+    let name: &CStr = c"ioctl";
+    // SAFETY: the name is a C string; RTLD_NEXT is meant for just this use.
+    NEXT_IOCTL.store(unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }, Ordering::Relaxed);
+}
+
+/// `int ioctl(int file, unsigned long request, ...)`: of all requests, the one that concerns mappings.
+///
+/// # Safety
+/// As in C. Where the request has no argument, a register holds some number, which the kernel doesn't look at.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(file: i32, request: libc::c_ulong, argument: *mut c_void) -> i32 {
+    if request == UFFDIO_REGISTER && !argument.is_null() {
+        // SAFETY: the structure begins with the address and the length of the range.
+        let [start, len] = unsafe { argument.cast::<[u64; 2]>().read_unaligned() };
+        note_wish(start as *mut c_void, len as usize);
+    }
+    let next = NEXT_IOCTL.load(Ordering::Relaxed);
+    // SAFETY: the function has this signature, as far as registers go; the rest by the function's own contract.
+    unsafe {
+        if next.is_null() {
+            return libc::syscall(libc::SYS_ioctl, file, request, argument) as i32;
+        }
+        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(i32, libc::c_ulong, *mut c_void) -> i32>(next)(
+            file, request, argument,
+        )
+    }
 }
 
 /// `int mlock(const void *address, size_t len)`
@@ -63,7 +167,7 @@ pub unsafe extern "C" fn mprotect(address: *mut c_void, len: usize, protection: 
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlock(address: *mut c_void, len: usize) -> i32 {
-    note(address, len);
+    note_wish(address, len);
     // SAFETY: by the function's own contract.
     unsafe { libc::syscall(libc::SYS_mlock, address, len) as i32 }
 }
@@ -74,7 +178,7 @@ pub unsafe extern "C" fn mlock(address: *mut c_void, len: usize) -> i32 {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlock2(address: *mut c_void, len: usize, flags: u32) -> i32 {
-    note(address, len);
+    note_wish(address, len);
     // SAFETY: by the function's own contract.
     unsafe { libc::syscall(libc::SYS_mlock2, address, len, flags) as i32 }
 }
@@ -85,6 +189,7 @@ pub unsafe extern "C" fn mlock2(address: *mut c_void, len: usize, flags: u32) ->
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlockall(flags: i32) -> i32 {
+    mmap::stop();
     match state::existing_region() {
         Some(region) => {
             region.tighten();

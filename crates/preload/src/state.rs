@@ -1,8 +1,10 @@
 //! The process's region: made by the first large request, gone with the process.
 
+use crate::mmap::MAPPINGS;
 use crate::next;
-use pagecrew::region::{Options, Region};
+use pagecrew::region::{Options, Region, Trim};
 use pagecrew::stats;
+use pagecrew::sys::memory::Range;
 use pagecrew::sys::sched::{self, CpuSet};
 use pagecrew::sys::topology::Topology;
 use pagecrew::trim::{self, SpanTrimmer};
@@ -19,6 +21,8 @@ static REGION: AtomicPtr<Region> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Set in a forked child, whose counters become readable with its first large request: most children only call `exec`.
 static UNSHARED: AtomicBool = AtomicBool::new(false);
+/// Set in a forked child for good.
+static FORKED: AtomicBool = AtomicBool::new(false);
 
 const NONE: u32 = 0;
 const MAKING: u32 = 1;
@@ -80,8 +84,8 @@ fn make() -> Option<&'static Region> {
     };
     adopt_process();
     share_stats(&region);
-    if start.options.trim {
-        region.take_along(Box::new(SpanTrimmer::new(trim::Options::default())));
+    if start.options.trim == Trim::On {
+        region.take_along(Box::new(SpanTrimmer::new(trim::Options::default()).and(mappings)));
     }
     let region: &'static Region = Box::leak(Box::new(region));
     crate::libc_blocks::prepare(region);
@@ -91,6 +95,21 @@ fn make() -> Option<&'static Region> {
     REGION.store(std::ptr::from_ref(region).cast_mut(), Ordering::Release);
     MAKING_STATE.store(MADE, Ordering::Release);
     Some(region)
+}
+
+fn mappings(list: &mut Vec<Range>) {
+    MAPPINGS.eligible(list);
+}
+
+/// From now on, what the program maps itself is much: it is counted, and trimmed where that is wanted.
+pub fn look_after_mappings() {
+    let Some(region) = region() else { return };
+    if START.get().is_some_and(|start| start.options.trim == Trim::Auto) {
+        region.take_along(Box::new(SpanTrimmer::new(trim::Options::default()).and(mappings).when_short()));
+    }
+    if START.get().is_some_and(|start| start.options.trim != Trim::Off) {
+        region.wake_rider();
+    }
 }
 
 /// Lets others read the counters. Where that is not possible the program runs on, and should not notice.
@@ -116,6 +135,11 @@ pub fn own_process() -> bool {
     PROCESS.load(Ordering::Relaxed) == unsafe { libc::getpid() }
 }
 
+/// Whether this process was forked and has not called `exec` since.
+pub fn forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
 /// Takes note that this process owns its memory: at the start, and in a forked child.
 pub fn adopt_process() {
     // SAFETY: as above.
@@ -126,6 +150,7 @@ pub fn adopt_process() {
 pub fn after_fork_in_child() {
     adopt_process();
     UNSHARED.store(true, Ordering::Relaxed);
+    FORKED.store(true, Ordering::Relaxed);
     let _ = MAKING_STATE.compare_exchange(MAKING, OFF, Ordering::Relaxed, Ordering::Relaxed);
 }
 
@@ -142,7 +167,7 @@ extern "C" fn load() {
             eprintln!("pagecrew: {error}");
         }
     });
-    let threshold = options.threshold;
+    let (threshold, mmap, huge_pages) = (options.threshold, options.mmap, options.huge_pages);
     let _ = START.set(Start {
         options,
         cpus: sched::affinity().unwrap_or_default(),
@@ -153,6 +178,8 @@ extern "C" fn load() {
     // the region is held.
     crate::fork::install();
     crate::exit::install();
+    crate::kernel::look_up();
+    crate::mmap::start(mmap, huge_pages);
     THRESHOLD.store(threshold, Ordering::Release);
 }
 

@@ -19,7 +19,8 @@ fn value_name(variable: &str) -> &'static str {
         "PAGECREW_RETAIN" => "SIZE|auto",
         "PAGECREW_DECAY" => "TIME",
         "PAGECREW_HELPERS" => "COUNT|auto",
-        "PAGECREW_ZERO" | "PAGECREW_HUGE_PAGES" | "PAGECREW_GUARDS" | "PAGECREW_EXIT" | "PAGECREW_TRIM" => "on|off",
+        "PAGECREW_ZERO" | "PAGECREW_HUGE_PAGES" | "PAGECREW_MMAP" | "PAGECREW_GUARDS" | "PAGECREW_EXIT" => "on|off",
+        "PAGECREW_TRIM" => "auto|on|off",
         _ => "VALUE",
     }
 }

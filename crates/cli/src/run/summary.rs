@@ -46,6 +46,9 @@ fn memory_lines(snapshot: &Snapshot, line: &mut impl FnMut(&str, String)) {
     line("time waited for", time(count("caller_wait_ns")));
     line("stragglers bypassed", count("stragglers_bypassed").to_string());
     line("helpers started", count("helper_starts").to_string());
+    if count("mapped_eligible_bytes") > 0 {
+        line("its own mappings", format!("{} eligible for huge pages", bytes("mapped_eligible_bytes")));
+    }
     if count("trimmed_huge_pages") > 0 {
         line("huge pages trimmed", format!("{}: {}", count("trimmed_huge_pages"), bytes("trimmed_bytes")));
     }

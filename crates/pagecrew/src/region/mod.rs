@@ -39,7 +39,7 @@ pub mod spans;
 mod tests;
 mod zeroing;
 
-pub use options::{NAMES, Name, OptionError, Options};
+pub use options::{NAMES, Name, OptionError, Options, Trim};
 pub use rider::Rider;
 
 pub use resize::ResizeError;
@@ -287,6 +287,11 @@ impl Region {
     /// Has the watcher take `rider` along from now on, if it has none yet.
     pub fn take_along(&self, rider: Box<dyn Rider>) -> bool {
         self.core().seat.take(rider)
+    }
+
+    /// Has the watcher call the rider, which may have work besides spans.
+    pub fn wake_rider(&self) {
+        self.call_rider(HUGE_PAGE_SIZE);
     }
 
     fn call_rider(&self, usable: usize) {

@@ -19,12 +19,25 @@ pub struct Options {
     pub zero: bool,
     /// Whether spans of 2 MiB and more may be backed by huge pages.
     pub huge_pages: bool,
+    /// Whether mappings that the program makes itself may be backed by huge pages, too.
+    pub mmap: bool,
     /// Whether every span is followed by a page whose access is a fault (6.13).
     pub guards: bool,
     /// Whether a process that exits gives large memory back in parallel first.
     pub exit: bool,
     /// Whether the zero part of under-used huge pages goes back while the program has them (6.12).
-    pub trim: bool,
+    pub trim: Trim,
+}
+
+/// When under-used huge pages are trimmed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trim {
+    /// Where the program maps much memory itself, and memory is short.
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
 }
 
 impl Default for Options {
@@ -36,9 +49,10 @@ impl Default for Options {
             helpers: None,
             zero: true,
             huge_pages: true,
+            mmap: true,
             guards: false,
             exit: true,
-            trim: false,
+            trim: Trim::Auto,
         }
     }
 }
@@ -53,7 +67,7 @@ pub struct Name {
 }
 
 /// Every option that the environment can set.
-pub const NAMES: [Name; 9] = [
+pub const NAMES: [Name; 10] = [
     Name { variable: "PAGECREW_THRESHOLD", help: "serve allocations of at least this size [64K, the least]" },
     Name {
         variable: "PAGECREW_RETAIN",
@@ -63,11 +77,12 @@ pub const NAMES: [Name; 9] = [
     Name { variable: "PAGECREW_HELPERS", help: "at most this many helper threads [auto: CPUs - 1, at least 1]" },
     Name { variable: "PAGECREW_ZERO", help: "zero free memory in the background: on or off [on]" },
     Name { variable: "PAGECREW_HUGE_PAGES", help: "let large spans be backed by huge pages: on or off [on]" },
+    Name { variable: "PAGECREW_MMAP", help: "the same for memory that the program maps itself: on or off [on]" },
     Name { variable: "PAGECREW_GUARDS", help: "a guard page behind every span: on or off [off]" },
     Name { variable: "PAGECREW_EXIT", help: "give memory back in parallel when the program exits: on or off [on]" },
     Name {
         variable: "PAGECREW_TRIM",
-        help: "give back the zero part of huge pages that are mostly zero (Linux 6.12): on or off [off]",
+        help: "give back the zero part of huge pages that are mostly zero (Linux 6.12): on, off, or auto, when memory is short [auto]",
     },
 ];
 
@@ -143,9 +158,16 @@ impl Options {
             "PAGECREW_HELPERS" => automatic(text, count).map(|value| self.helpers = value),
             "PAGECREW_ZERO" => switch(text).map(|value| self.zero = value),
             "PAGECREW_HUGE_PAGES" => switch(text).map(|value| self.huge_pages = value),
+            "PAGECREW_MMAP" => switch(text).map(|value| self.mmap = value),
             "PAGECREW_GUARDS" => switch(text).map(|value| self.guards = value),
             "PAGECREW_EXIT" => switch(text).map(|value| self.exit = value),
-            "PAGECREW_TRIM" => switch(text).map(|value| self.trim = value),
+            "PAGECREW_TRIM" => automatic(text, switch).map(|value| {
+                self.trim = match value {
+                    None => Trim::Auto,
+                    Some(true) => Trim::On,
+                    Some(false) => Trim::Off,
+                }
+            }),
             _ => return Err(OptionError::Unknown(variable.to_owned())),
         };
         result.map_err(|reason| OptionError::Value { variable: variable.to_owned(), reason })
@@ -188,7 +210,7 @@ mod tests {
 
     #[test]
     fn every_named_variable_can_be_set() {
-        let values = ["2M", "auto", "250ms", "3", "off", "off", "on", "off", "on"];
+        let values = ["2M", "auto", "250ms", "3", "off", "off", "off", "on", "off", "on"];
         let variables: Vec<_> = NAMES.iter().map(|name| name.variable).zip(values).collect();
         let (options, problems) = read(&variables);
         assert_eq!(problems, Vec::<String>::new());
@@ -201,9 +223,10 @@ mod tests {
                 helpers: Some(3),
                 zero: false,
                 huge_pages: false,
+                mmap: false,
                 guards: true,
                 exit: false,
-                trim: true,
+                trim: Trim::On,
             }
         );
     }

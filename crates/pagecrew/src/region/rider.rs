@@ -19,6 +19,11 @@ pub trait Rider: Send + Sync {
     /// in huge pages. Returns when to be called again; `None` for never.
     fn ride(&self, spans: &dyn Fn() -> Vec<Range>, counters: &Counters) -> Option<Duration>;
 
+    /// Whether there may be work besides spans, so that it is called without any.
+    fn has_more(&self) -> bool {
+        false
+    }
+
     /// In a forked child: what was under way is not.
     ///
     /// # Safety
@@ -72,7 +77,7 @@ impl Core {
         if now < next {
             return Tick::Wait(Duration::from_nanos(next - now));
         }
-        if self.huge_spans().is_empty() {
+        if !rider.has_more() && self.huge_spans().is_empty() {
             // Whoever allocates from here on sees that it rests; whoever has allocated before is seen by the second look.
             seat.rests.store(true, Ordering::SeqCst);
             if self.huge_spans().is_empty() || !seat.rests.swap(false, Ordering::SeqCst) {

@@ -1251,7 +1251,7 @@ mod tests {
                                 for &page in &memory[at..at + piece.len / G] {
                                     match piece.state {
                                         State::Reserved => prop_assert_eq!(page, None),
-                                        State::Zeroed => prop_assert_ne!(page, Some(false)),
+                                        State::Zeroed => prop_assert_eq!(page, Some(true)),
                                         State::Dirty | State::Zeroing(_) => prop_assert!(page.is_some()),
                                         _ => prop_assert!(false, "handed out"),
                                     }
@@ -1262,6 +1262,13 @@ mod tests {
                             prop_assert_eq!(at, end);
                             memory[start..end].fill(Some(false));
                             spans.push((start, len));
+                            // What came with its granules.
+                            for (offset, segment) in map.segments().filter(|(_, segment)| segment.state == State::Zeroed) {
+                                for page in &mut memory[offset / G..(offset + segment.len) / G] {
+                                    prop_assert_ne!(*page, Some(false));
+                                    *page = Some(true);
+                                }
+                            }
                         }
                     }
                     Step::Release(which) if !spans.is_empty() => {

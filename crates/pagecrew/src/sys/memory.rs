@@ -1,7 +1,6 @@
 //! Mappings: reserve, commit, discard, move. All ranges are page aligned; lengths are in bytes.
 
 use super::Errno;
-use std::ffi::c_void;
 
 /// A page-aligned range of this process's address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,8 +47,17 @@ const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORES
 /// `ENOMEM` where `RLIMIT_AS`, `RLIMIT_DATA`, strict overcommit or `vm.max_map_count` refuse it.
 pub fn map(len: usize, protection: Protection) -> Result<usize, Errno> {
     // SAFETY: a new anonymous mapping at an address that the kernel chooses cannot touch memory in use.
-    let address = unsafe { libc::mmap(std::ptr::null_mut(), len, protection.bits(), ANONYMOUS, -1, 0) };
-    if address == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(address as usize) }
+    unsafe { raw_map(0, len, protection, ANONYMOUS) }
+}
+
+// The raw system calls, not the libc functions: the preload library stands in for those.
+
+/// # Safety
+/// With `MAP_FIXED`, nobody uses the memory of the range.
+unsafe fn raw_map(address: usize, len: usize, protection: Protection, flags: i32) -> Result<usize, Errno> {
+    // SAFETY: by the function's own contract.
+    let result = unsafe { libc::syscall(libc::SYS_mmap, address, len, protection.bits(), flags, -1, 0usize) };
+    Errno::check(result).map(|address| address as usize)
 }
 
 /// Replaces whatever is mapped in `range` by fresh anonymous memory: contents, advice, locks and page offsets are gone.
@@ -61,10 +69,7 @@ pub fn map(len: usize, protection: Protection) -> Result<usize, Errno> {
 /// As [`map`]; the old mapping may then be gone.
 pub unsafe fn map_fresh(range: Range, protection: Protection) -> Result<(), Errno> {
     // SAFETY: the caller owns the range, so replacing what is mapped there harms nobody.
-    let address = unsafe {
-        libc::mmap(range.start as *mut c_void, range.len, protection.bits(), ANONYMOUS | libc::MAP_FIXED, -1, 0)
-    };
-    if address == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
+    unsafe { raw_map(range.start, range.len, protection, ANONYMOUS | libc::MAP_FIXED) }.map(drop)
 }
 
 /// Unmaps `range`.
@@ -76,7 +81,7 @@ pub unsafe fn map_fresh(range: Range, protection: Protection) -> Result<(), Errn
 /// `ENOMEM` where a hole would exceed `vm.max_map_count`.
 pub unsafe fn unmap(range: Range) -> Result<(), Errno> {
     // SAFETY: the caller owns the range.
-    Errno::check(unsafe { libc::munmap(range.start as *mut c_void, range.len) } as libc::c_long).map(drop)
+    Errno::check(unsafe { libc::syscall(libc::SYS_munmap, range.start, range.len) }).map(drop)
 }
 
 /// Changes the protection of `range`.
@@ -130,7 +135,6 @@ pub enum Advice {
 /// # Errors
 /// `EINVAL` where the kernel does not know the advice or the mapping refuses it; `ENOMEM` where part of the range is unmapped.
 pub unsafe fn advise(range: Range, advice: Advice) -> Result<(), Errno> {
-    // The raw system call, not the libc function: the preload library stands in for that one.
     // SAFETY: by the function's own contract.
     let result = unsafe { libc::syscall(libc::SYS_madvise, range.start, range.len, advice as i32) };
     Errno::check(result).map(drop)
@@ -196,15 +200,24 @@ pub fn residence(range: Range, pages: &mut [u8]) -> Result<(), Errno> {
     Errno::check(result).map(drop)
 }
 
+/// Page faults of this process so far, those before its last `exec` included (`getrusage`).
+pub fn page_faults() -> usize {
+    let usage = usage();
+    (usage.ru_minflt + usage.ru_majflt) as usize
+}
+
 /// The most that this process ever had resident, in bytes, before its last `exec` included (`getrusage`). Needs no file.
 pub fn peak_resident() -> usize {
+    usage().ru_maxrss as usize * 1024
+}
+
+fn usage() -> libc::rusage {
     // SAFETY: all zeroes is a valid structure, and the call fills it in.
-    let usage = unsafe {
+    unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_SELF, &mut usage);
         usage
-    };
-    usage.ru_maxrss as usize * 1024
+    }
 }
 
 #[cfg(test)]

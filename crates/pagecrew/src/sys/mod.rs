@@ -8,6 +8,7 @@ pub mod clock;
 pub mod cpu_stack;
 pub mod futex;
 mod guard;
+pub mod huge_page;
 pub mod maps;
 pub mod membarrier;
 pub mod memcg;

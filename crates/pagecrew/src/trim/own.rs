@@ -2,6 +2,7 @@
 
 use super::fleet::{Fleet, Id, Turn};
 use super::options::Options;
+use super::shortage;
 use super::tally::Tally;
 use super::target::{Mapping, MappingKind, Other, Target, TargetError};
 use super::trimmer::{Clock, Kernel, Step, Trimmer};
@@ -9,7 +10,7 @@ use crate::region::{Region, Rider};
 use crate::stats::Counters;
 use crate::sys::memory::{self, Advice, Range};
 use crate::sys::pagemap::{Category, HugeKind, Pagemap};
-use crate::sys::{Errno, process};
+use crate::sys::{Errno, cgroup, process, procfs};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -100,17 +101,42 @@ const LEAST_PAUSE: Duration = Duration::from_millis(1);
 pub struct SpanTrimmer {
     options: Options,
     fleet: Mutex<Option<Fleet<Own>>>,
+    /// Adds ranges that are looked at besides the spans.
+    more: Option<fn(&mut Vec<Range>)>,
+    /// Nothing is looked at as long as memory isn't short.
+    when_short: bool,
 }
+
+/// How often it is looked whether memory is short.
+const SHORT_INTERVAL: Duration = Duration::from_secs(1);
 
 impl SpanTrimmer {
     /// With these options; a program's own spans are excluded by their addresses.
     pub fn new(options: Options) -> SpanTrimmer {
-        SpanTrimmer { options, fleet: Mutex::new(None) }
+        SpanTrimmer { options, fleet: Mutex::new(None), more: None, when_short: false }
+    }
+
+    /// The ranges that `more` adds are looked at, too. It is called by the watcher.
+    pub fn and(self, more: fn(&mut Vec<Range>)) -> SpanTrimmer {
+        SpanTrimmer { more: Some(more), ..self }
+    }
+
+    /// Only while memory is short, on the machine or in the control group: what a program has set to zero on purpose stays in
+    /// huge pages as long as nobody misses it.
+    pub fn when_short(self) -> SpanTrimmer {
+        SpanTrimmer { when_short: true, ..self }
     }
 }
 
 impl Rider for SpanTrimmer {
+    fn has_more(&self) -> bool {
+        self.more.is_some()
+    }
+
     fn ride(&self, spans: &dyn Fn() -> Vec<Range>, counters: &Counters) -> Option<Duration> {
+        if self.when_short && !shortage::is_short(procfs::memory_info().ok(), cgroup::memory()) {
+            return Some(SHORT_INTERVAL);
+        }
         let mut fleet = self.fleet.lock().unwrap_or_else(PoisonError::into_inner);
         let fleet = fleet.get_or_insert_with(|| {
             let mut fleet = Fleet::new(self.options.clone(), &Kernel);
@@ -122,7 +148,11 @@ impl Rider for SpanTrimmer {
             // This kernel, or what the process was denied, rules it out.
             return None;
         }
-        *member.trimmer().target().spans() = spans();
+        let mut ranges = spans();
+        if let Some(more) = self.more {
+            more(&mut ranges);
+        }
+        *member.trimmer().target().spans() = ranges;
         let before = fleet.total();
         let mut pause = Duration::ZERO;
         for _ in 0..TURNS {
@@ -212,6 +242,28 @@ mod tests {
             std::thread::sleep(Duration::from_millis(20));
         }
         check(live);
+    }
+
+    /// The mapping of the test below.
+    static OTHER: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+
+    #[test]
+    fn other_ranges_are_trimmed_as_well() {
+        let region = region();
+        let Some([sparse, dense]) = sparse_and_dense(&region) else { return };
+        OTHER.store(sparse, std::sync::atomic::Ordering::Relaxed);
+        let more = |list: &mut Vec<Range>| {
+            let start = OTHER.load(std::sync::atomic::Ordering::Relaxed);
+            list.push(Range { start, len: PAGES * HUGE_PAGE_SIZE });
+        };
+        let trimmer = SpanTrimmer::new(Options { cpu: None, ..Options::default() }).and(more);
+        assert!(trimmer.has_more());
+        let counters = Counters::default();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while counters.trimmed_huge_pages.get() < PAGES as u64 / 2 {
+            assert!(trimmer.ride(&Vec::new, &counters).is_some() && Instant::now() < deadline);
+        }
+        check([sparse, dense]);
     }
 
     #[test]
