@@ -5,7 +5,7 @@
 use crate::heap::limited_address_space;
 use crate::state::{self, THRESHOLD, ours};
 use crate::{libc_blocks, next};
-use pagecrew::region::{PointerError, Region, ResizeError};
+use pagecrew::region::{PointerError, Region, ResizeError, Uncached};
 use pagecrew::sys::{Errno, PAGE_SIZE, round_up, thread};
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
@@ -55,9 +55,16 @@ fn large(size: usize) -> bool {
     size >= THRESHOLD.load(Ordering::Relaxed)
 }
 
+extern "C" fn malloc_large(size: usize) -> Pointer {
+    if let Some(span) = state::existing_region().and_then(|region| region.take_cached(size, 1)) {
+        return span.start as Pointer;
+    }
+    malloc_uncached(size)
+}
+
 #[cold]
 #[inline(never)]
-extern "C" fn malloc_large(size: usize) -> Pointer {
+fn malloc_uncached(size: usize) -> Pointer {
     let pointer = span(size, 1, false);
     // SAFETY: any size may be asked for.
     if pointer.is_null() { from_next(|| unsafe { next::malloc(size) }) } else { pointer }
@@ -112,12 +119,12 @@ pub unsafe extern "C" fn free(pointer: Pointer) {
         "mov rax, rdi",
         "sub rax, qword ptr [rip + {start}]",
         "cmp rax, qword ptr [rip + {len}]",
-        "jb {rare}",
+        "jb {ours}",
         "jmp qword ptr [rip + {next}]",
         ".p2align 5",
         start = sym state::ARENA_START,
         len = sym state::ARENA_LEN,
-        rare = sym free_rare,
+        ours = sym free_span,
         next = sym next::address::free,
     )
 }
@@ -141,7 +148,7 @@ pub extern "C" fn malloc(size: usize) -> Pointer {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(pointer: Pointer) {
     if ours(pointer as usize) {
-        return free_rare(pointer);
+        return free_span(pointer);
     }
     // SAFETY: by the function's own contract it is the next one's.
     unsafe { next::free(pointer) }
@@ -175,23 +182,29 @@ pub extern "C" fn calloc(count: usize, size: usize) -> Pointer {
     }
 }
 
+extern "C" fn free_span(pointer: Pointer) {
+    if let (Some(region), Some(span)) = (state::existing_region(), NonNull::new(pointer.cast())) {
+        // SAFETY: the program gives the memory back; a pointer that is none of ours is refused. What libc has for a helper thread lies in a
+        // span that no cache takes.
+        if let Err(uncached) = unsafe { region.put_cached(span) } {
+            free_uncached(region, span, uncached);
+        }
+    }
+}
+
 #[cold]
 #[inline(never)]
-extern "C" fn free_rare(pointer: Pointer) {
+fn free_uncached(region: &Region, span: NonNull<u8>, uncached: Uncached) {
+    let pointer: Pointer = span.as_ptr().cast();
     if libc_blocks::release(pointer) {
         return;
     }
-    keeping_errno(|| {
-        if let (Some(region), Some(span)) = (state::existing_region(), NonNull::new(pointer.cast())) {
-            // SAFETY: the program gives the memory back; a pointer that is none of ours is refused. Where the arena was cut
-            // short, the program's own malloc may have memory.
-            unsafe {
-                match region.free(span) {
-                    Ok(()) => {}
-                    Err(PointerError::Foreign(_)) => next::free(pointer),
-                    Err(error) => die("free()", error),
-                }
-            }
+    // SAFETY: as in `free_span`. Where the arena was cut short, the program's own malloc may have memory.
+    keeping_errno(|| unsafe {
+        match region.free_uncached(span, uncached) {
+            Ok(()) => {}
+            Err(PointerError::Foreign(_)) => next::free(pointer),
+            Err(error) => die("free()", error),
         }
     });
 }

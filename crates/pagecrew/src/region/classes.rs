@@ -42,6 +42,32 @@ pub fn span_for(size: usize) -> Option<(usize, u8)> {
     Some((rounded * PAGE_SIZE, class as u8 + 1))
 }
 
+/// The class of a request of so many pages, up to 2 MiB; 0 for one that no cache takes.
+const CLASS_OF_PAGES: [u8; LARGE_PAGES + 1] = {
+    let mut table = [0; LARGE_PAGES + 1];
+    let mut pages = LEAST_PAGES;
+    while pages <= LARGE_PAGES {
+        let doubling = (if pages > LEAST_PAGES { pages - 1 } else { pages }).ilog2();
+        let step = 1 << (doubling - 3);
+        let rounded = pages.div_ceil(step) * step;
+        let doubling = rounded.ilog2() as usize;
+        let within = (rounded >> (doubling - 3)) & (PER_DOUBLING - 1);
+        table[pages] = ((doubling - LEAST_PAGES.ilog2() as usize) * PER_DOUBLING + within) as u8 + 1;
+        pages += 1;
+    }
+    table
+};
+
+/// The class of a span for `size` bytes, as [`span_for`] says, and 0 for a size of 0.
+#[inline(always)]
+pub fn class_for(size: usize) -> u8 {
+    let pages = size.wrapping_add(PAGE_SIZE - 1) / PAGE_SIZE;
+    match CLASS_OF_PAGES.get(pages) {
+        Some(&class) => class,
+        None => span_for(size).map_or(0, |(_, class)| class),
+    }
+}
+
 /// How many spans of a class a cache holds: fewer of the longer ones.
 pub const fn slots(class: usize) -> usize {
     // A model looks at every interleaving, and what it has to remember is every slot.
@@ -79,7 +105,7 @@ mod tests {
             assert!(len >= size && len - size <= size / share + PAGE_SIZE, "{size}: {len}");
             assert!(class as usize >= 1 && class as usize <= CLASSES);
             assert!((len, class) == last || (len > last.0 && class == last.1 + 1), "{size}: {last:?} {len} {class}");
-            assert_eq!(span_for(len), Some((len, class)));
+            assert_eq!((span_for(len), class_for(size)), (Some((len, class)), class));
             last = (len, class);
         }
         assert_eq!(last, (CACHED_MOST, CLASSES as u8));
@@ -91,6 +117,7 @@ mod tests {
         assert_eq!(span_for((64 << 10) - 4096), Some(((64 << 10) - 4096, 0)));
         assert_eq!(span_for((40 << 20) + 1), Some(((40 << 20) + 4096, 0)));
         assert_eq!(span_for(usize::MAX), None);
+        assert_eq!([0, 1, 60 << 10, (32 << 20) + 1, usize::MAX].map(class_for), [0; 5]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::crew::{Crew, Employer, Task, Tick};
 use crate::stats::{Counters, StatsPage};
 use crate::sys::memory::{self, Advice, Protection, Range};
 use crate::sys::topology::{MAX_NODES, Topology};
-use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, procfs, sched};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, procfs, rseq, sched};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -254,6 +254,8 @@ impl Core {
         stats.set_zone_count(zones.len());
         let retention = Retention::new(&options);
         let guards = options.guards && guards_work();
+        // Where there is no rseq, the C library says which CPU it is.
+        let _ = rseq::prepare();
         let cpus = sched::possible_cpus().clamp(1, CACHES_MOST);
         let caching = options.retain != Some(0) && !options.guards;
         Ok(Core {
@@ -546,27 +548,27 @@ impl Core {
 
     /// Takes the span at `address` back into the cache of this CPU. `Err` says what is to be done instead.
     #[inline(always)]
-    pub fn put_cached(&self, address: usize) -> Result<(), NotCached> {
+    pub fn put_cached(&self, address: usize) -> Result<(), Uncached> {
         let Some(zone) = self.zone_of(address).filter(|_| self.caching.load(Ordering::Relaxed)) else {
-            return Err(NotCached::AsItWas);
+            return Err(Uncached::AsItWas);
         };
         let offset = address - zone.range.start;
         if !offset.is_multiple_of(PAGE_SIZE) {
-            return Err(NotCached::AsItWas);
+            return Err(Uncached::AsItWas);
         }
         let cache = self.cache();
         if zone.node != cache.node() {
-            return Err(NotCached::AsItWas);
+            return Err(Uncached::AsItWas);
         }
-        let retired = zone.pages.retire(offset / PAGE_SIZE).ok_or(NotCached::AsItWas)?;
+        let retired = zone.pages.retire(offset / PAGE_SIZE).ok_or(Uncached::AsItWas)?;
         let page = (address - self.arena.range().start) / PAGE_SIZE;
         if self.wants_zeroed(retired.len) {
-            return Err(NotCached::Retired(retired.len));
+            return Err(Uncached::Retired(retired.len));
         }
         if !cache.put(retired.class as usize - 1, page) {
-            return Err(NotCached::Retired(retired.len));
+            return Err(Uncached::Retired(retired.len));
         }
-        if cache.count_put(retired.len, zone.huge) { Err(NotCached::LookAfter(retired.len)) } else { Ok(()) }
+        if cache.count_put(retired.len, zone.huge) { Err(Uncached::LookAfter(retired.len)) } else { Ok(()) }
     }
 
     /// Adds what a cache has counted to the region's sums.
@@ -700,9 +702,9 @@ impl Core {
     }
 }
 
-/// Why a span is not in the cache now, and what is to be done.
+/// What is left to do of a span that is given back and could not simply be put into a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NotCached {
+pub enum Uncached {
     /// Nothing has happened: it is freed in its zone, or is no span.
     AsItWas,
     /// It is retired, of this length, and the cache doesn't take it.

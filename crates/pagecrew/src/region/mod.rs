@@ -44,7 +44,8 @@ pub use rider::Rider;
 
 pub use resize::ResizeError;
 
-use self::core::{Core, Inner, NotCached, RegionCrew, Zone};
+pub use self::core::Uncached;
+use self::core::{Core, Inner, RegionCrew, Zone};
 use crate::crew::{Crew, Employer, ForkGuard, Operation, Task};
 use crate::stats::{Snapshot, StatsPage};
 use crate::sys::memory::Range;
@@ -218,13 +219,13 @@ impl Region {
         Ok(Self::pointer(span.start))
     }
 
-    /// A span that waits on this CPU, if one of the right size does.
+    /// A span that waits on this CPU, if one of the right size does: no lock, no system call, and `errno` stays as it is.
     #[inline(always)]
-    fn take_cached(&self, size: usize, align: usize) -> Option<Range> {
-        if size == 0 || size > classes::CACHED_MOST || align > PAGE_SIZE || !align.is_power_of_two() {
+    pub fn take_cached(&self, size: usize, align: usize) -> Option<Range> {
+        let class = classes::class_for(size);
+        if class == 0 || align > PAGE_SIZE || !align.is_power_of_two() {
             return None;
         }
-        let (_, class) = classes::span_for(size).filter(|&(_, class)| class > 0)?;
         let (start, len) = self.core().take_cached(class)?;
         Some(Range { start, len })
     }
@@ -361,24 +362,42 @@ impl Region {
         match self.core().put_cached(pointer.as_ptr() as usize) {
             Ok(()) => Ok(()),
             // SAFETY: by the function's own contract.
-            Err(why) => unsafe { self.free_past_caches(pointer, why) },
+            Err(why) => unsafe { self.free_uncached(pointer, why) },
         }
     }
 
+    /// The first half of [`Region::free`]: takes the span back into the cache of this CPU, without a lock or a system call, and `errno` stays
+    /// as it is.
+    ///
     /// # Safety
+    /// As [`Region::free`].
+    ///
+    /// # Errors
+    /// What is left to do; [`Region::free_uncached`] has to be called with it.
+    #[inline(always)]
+    pub unsafe fn put_cached(&self, pointer: NonNull<u8>) -> Result<(), Uncached> {
+        self.core().put_cached(pointer.as_ptr() as usize)
+    }
+
+    /// The second half of [`Region::free`].
+    ///
+    /// # Safety
+    /// As [`Region::free`]; `why` is what [`Region::put_cached`] has said of this pointer just now.
+    ///
+    /// # Errors
     /// As [`Region::free`].
     #[cold]
     #[inline(never)]
-    unsafe fn free_past_caches(&self, pointer: NonNull<u8>, why: NotCached) -> Result<(), PointerError> {
+    pub unsafe fn free_uncached(&self, pointer: NonNull<u8>, why: Uncached) -> Result<(), PointerError> {
         let core = self.core();
         match why {
             // SAFETY: by the function's own contract.
-            NotCached::AsItWas => return unsafe { self.free_span(pointer) },
-            NotCached::LookAfter(len) => {
+            Uncached::AsItWas => return unsafe { self.free_span(pointer) },
+            Uncached::LookAfter(len) => {
                 core.sum_up_own();
                 core.wake(&self.crew, len);
             }
-            NotCached::Retired(len) => {
+            Uncached::Retired(len) => {
                 let (zone, offset) = self.place(pointer)?;
                 core.release_retired(zone, offset);
                 core.counters().frees.add(1);
@@ -403,9 +422,9 @@ impl Region {
             zone.clear_fresh(offset, span);
             match core.put_cached(pointer.as_ptr() as usize) {
                 Ok(()) => return Ok(()),
-                Err(NotCached::AsItWas) => {}
+                Err(Uncached::AsItWas) => {}
                 // SAFETY: by the function's own contract.
-                Err(why) => return unsafe { self.free_past_caches(pointer, why) },
+                Err(why) => return unsafe { self.free_uncached(pointer, why) },
             }
         }
         let Some(mut inner) = zone.lock_unless(&core.forking).or_else(|| (!zone.retire_and_park(offset)).then(|| zone.lock()))
