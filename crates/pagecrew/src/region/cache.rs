@@ -211,12 +211,12 @@ mod tests {
     fn a_wrong_hint_loses_nothing() {
         let cache = Cache::new(0);
         for page in 0..8 {
-            assert!(cache.put(33, page));
+            assert!(cache.put(65, page));
         }
         // As a thread leaves it that was moved to another CPU in the middle.
-        cache.filled[33].store(3, Relaxed);
-        assert!(!cache.put(33, 9));
-        let mut out: Vec<usize> = std::iter::from_fn(|| cache.take(33)).collect();
+        cache.filled[65].store(3, Relaxed);
+        assert!(!cache.put(65, 9));
+        let mut out: Vec<usize> = std::iter::from_fn(|| cache.take(65)).collect();
         cache.drain(|page| out.push(page));
         out.sort_unstable();
         assert_eq!(out, (0..8).collect::<Vec<_>>());
@@ -278,14 +278,14 @@ mod model {
                 loom::thread::spawn(move || {
                     // SAFETY: the span is this thread's until it is put in.
                     shared.memory.with_mut(|memory| unsafe { *memory = 7 });
-                    assert!(shared.cache.put(33, 5));
+                    assert!(shared.cache.put(65, 5));
                 })
             };
             let takers: Vec<_> = (0..2)
                 .map(|_| {
                     let shared = shared.clone();
                     loom::thread::spawn(move || {
-                        let mut taken = shared.cache.take(33);
+                        let mut taken = shared.cache.take(65);
                         shared.cache.drain(|page| taken = Some(page));
                         if let Some(page) = taken {
                             assert_eq!(page, 5);

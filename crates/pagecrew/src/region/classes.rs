@@ -4,55 +4,45 @@ use crate::sys::{HUGE_PAGE_SIZE, PAGE_SIZE};
 
 /// The smallest span that caches take, in pages: 64 KiB.
 const LEAST_PAGES: usize = 16;
-/// Sizes for each power of two: a span is at most an eighth longer than what was asked for.
-const PER_DOUBLING: usize = 8;
-/// From this many pages on, 2 MiB, there are twice as many, and a span is at most a sixteenth longer.
-const LARGE_PAGES: usize = HUGE_PAGE_SIZE / PAGE_SIZE;
-const PER_LARGE_DOUBLING: usize = 16;
+/// Sizes for each power of two: a span is at most a sixteenth longer than what was asked for.
+const PER_DOUBLING: usize = 16;
+/// Requests of up to so many pages, 2 MiB, find their class in a table.
+const TABLE_PAGES: usize = HUGE_PAGE_SIZE / PAGE_SIZE;
 /// The largest span that caches take: 32 MiB. Above it, what a program does with the memory costs far more than a lock.
 pub const CACHED_MOST: usize = 32 << 20;
 
-const SMALL_CLASSES: usize = (LARGE_PAGES / LEAST_PAGES).ilog2() as usize * PER_DOUBLING;
-const LARGE_CLASSES: usize = (CACHED_MOST / HUGE_PAGE_SIZE).ilog2() as usize * PER_LARGE_DOUBLING;
-
 /// Number of classes.
-pub const CLASSES: usize = SMALL_CLASSES + LARGE_CLASSES + 1;
+pub const CLASSES: usize = (CACHED_MOST / PAGE_SIZE / LEAST_PAGES).ilog2() as usize * PER_DOUBLING + 1;
 
 /// A span longer than the classes begins at a huge page: its pages can be moved whole.
 pub const ALIGNED_LEAST: usize = CACHED_MOST + 1;
 
+/// The pages of a span for a request of `pages`, and its class, counted from 1.
+const fn round(pages: usize) -> (usize, u8) {
+    // Rounded up to the next of the steps between two powers of two.
+    let step = 1 << ((if pages > LEAST_PAGES { pages - 1 } else { pages }).ilog2() - PER_DOUBLING.ilog2());
+    let rounded = pages.div_ceil(step) * step;
+    let doubling = rounded.ilog2();
+    let within = (rounded >> (doubling - PER_DOUBLING.ilog2())) & (PER_DOUBLING - 1);
+    (rounded, ((doubling - LEAST_PAGES.ilog2()) as usize * PER_DOUBLING + within) as u8 + 1)
+}
+
 /// Length of a span for `size` bytes, and its class, counted from 1; 0 where no cache takes it.
-#[inline(always)]
 pub fn span_for(size: usize) -> Option<(usize, u8)> {
     let pages = size.checked_add(PAGE_SIZE - 1)? / PAGE_SIZE;
     if size > CACHED_MOST || pages < LEAST_PAGES {
         return Some((pages.max(1) * PAGE_SIZE, 0));
     }
-    let (per_doubling, shift) = if pages <= LARGE_PAGES { (PER_DOUBLING, 3) } else { (PER_LARGE_DOUBLING, 4) };
-    // Rounded up to the next of the steps between two powers of two.
-    let step = ((pages - 1).max(LEAST_PAGES).ilog2() as usize).saturating_sub(shift);
-    let rounded = pages.next_multiple_of(1 << step);
-    let doubling = rounded.ilog2() as usize;
-    let class = if rounded <= LARGE_PAGES {
-        (doubling - LEAST_PAGES.ilog2() as usize) * per_doubling + ((rounded >> (doubling - 3)) & (PER_DOUBLING - 1))
-    } else {
-        let above = doubling - LARGE_PAGES.ilog2() as usize;
-        SMALL_CLASSES + above * per_doubling + ((rounded >> (doubling - 4)) & (PER_LARGE_DOUBLING - 1))
-    };
-    Some((rounded * PAGE_SIZE, class as u8 + 1))
+    let (rounded, class) = round(pages);
+    Some((rounded * PAGE_SIZE, class))
 }
 
 /// The class of a request of so many pages, up to 2 MiB; 0 for one that no cache takes.
-const CLASS_OF_PAGES: [u8; LARGE_PAGES + 1] = {
-    let mut table = [0; LARGE_PAGES + 1];
+const CLASS_OF_PAGES: [u8; TABLE_PAGES + 1] = {
+    let mut table = [0; TABLE_PAGES + 1];
     let mut pages = LEAST_PAGES;
-    while pages <= LARGE_PAGES {
-        let doubling = (if pages > LEAST_PAGES { pages - 1 } else { pages }).ilog2();
-        let step = 1 << (doubling - 3);
-        let rounded = pages.div_ceil(step) * step;
-        let doubling = rounded.ilog2() as usize;
-        let within = (rounded >> (doubling - 3)) & (PER_DOUBLING - 1);
-        table[pages] = ((doubling - LEAST_PAGES.ilog2() as usize) * PER_DOUBLING + within) as u8 + 1;
+    while pages <= TABLE_PAGES {
+        table[pages] = round(pages).1;
         pages += 1;
     }
     table
@@ -74,11 +64,11 @@ pub const fn slots(class: usize) -> usize {
     if cfg!(loom) {
         return 1;
     }
-    match class {
-        0..16 => 64,
-        16..24 => 32,
-        24..32 => 16,
-        32..SMALL_CLASSES => 8,
+    match class / PER_DOUBLING {
+        0 | 1 => 64,
+        2 => 32,
+        3 => 16,
+        4 => 8,
         _ => 2,
     }
 }
@@ -97,12 +87,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_are_contiguous_and_waste_an_eighth_at_most() {
+    fn classes_are_contiguous_and_waste_a_sixteenth_at_most() {
         let mut last = (0, 0);
         for size in (LEAST_PAGES * PAGE_SIZE..=CACHED_MOST).step_by(2048) {
             let (len, class) = span_for(size).unwrap();
-            let share = if size <= HUGE_PAGE_SIZE { 8 } else { 16 };
-            assert!(len >= size && len - size <= size / share + PAGE_SIZE, "{size}: {len}");
+            assert!(len >= size && len - size <= size / 16 + PAGE_SIZE, "{size}: {len}");
             assert!(class as usize >= 1 && class as usize <= CLASSES);
             assert!((len, class) == last || (len > last.0 && class == last.1 + 1), "{size}: {last:?} {len} {class}");
             assert_eq!((span_for(len), class_for(size)), (Some((len, class)), class));

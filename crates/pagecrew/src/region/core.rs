@@ -48,7 +48,7 @@ pub(super) struct Zone {
     /// Threads that wait for the lock.
     waiting: AtomicUsize,
     /// Pages and one of spans that wait for the lock to be free; 0 for none.
-    parked: [AtomicUsize; PARKED],
+    parked: Box<[AtomicUsize]>,
 }
 
 pub(super) struct Inner {
@@ -130,7 +130,7 @@ impl Zone {
             frontier_lock: Mutex::new(()),
             cached: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
-            parked: std::array::from_fn(|_| AtomicUsize::new(0)),
+            parked: (0..PARKED).map(|_| AtomicUsize::new(0)).collect(),
         })
     }
 
@@ -141,7 +141,7 @@ impl Zone {
 
     fn unpark<'z>(&'z self, mut inner: MutexGuard<'z, Inner>) -> MutexGuard<'z, Inner> {
         if self.parked[0].load(Ordering::Relaxed) != 0 {
-            for place in &self.parked {
+            for place in self.parked.iter() {
                 let page = place.swap(0, Ordering::Acquire);
                 // What the program altered has to be given back first, and waits as a span until the next fork.
                 if let Some(page) = page.checked_sub(1) {
@@ -469,7 +469,8 @@ impl Core {
         let exact = self.arena.exact();
         let missing = |piece: &&super::spans::Piece| {
             let end = zone.range.start + piece.offset + piece.len;
-            piece.state == State::Reserved && (exact || end > zone.frontier.load(Ordering::Acquire))
+            // What came with somebody else's huge page may be here before he has moved the frontier.
+            if exact { piece.state == State::Reserved } else { end > zone.frontier.load(Ordering::Acquire) }
         };
         if pieces.iter().find(missing).is_none() {
             return true;

@@ -49,7 +49,7 @@ impl Kind {
 
 /// See the module.
 pub(super) struct Density {
-    kinds: [Kind; KINDS],
+    kinds: Box<[Kind]>,
     /// The share of memory with small pages that has pages, in parts of [`WHOLE`].
     share: AtomicU32,
 }
@@ -83,7 +83,7 @@ impl Density {
             seen: AtomicUsize::new(0),
             seen_len: AtomicUsize::new(0),
         };
-        Density { kinds: std::array::from_fn(|_| kind()), share: AtomicU32::new(WHOLE) }
+        Density { kinds: (0..KINDS).map(|_| kind()).collect(), share: AtomicU32::new(WHOLE) }
     }
 
     /// Whether a span of `len` bytes should come from memory with huge pages, in a program that has `in_use` bytes in use.

@@ -126,7 +126,7 @@ pub fn slack(peak: usize) -> usize {
 }
 
 /// The share of a large program's peak, the bytes of a smaller one, and the share of a very small one.
-const SLACK_SHARE: usize = 8;
+const SLACK_SHARE: usize = 32;
 const SLACK_LEAST: usize = 16 << 20;
 const SLACK_SMALL: usize = 2;
 

@@ -235,7 +235,7 @@ pub struct SpanMap {
     /// The pages at which something begins.
     heads: Bits,
     /// The segments that can be handed out, by length: reserved, dirty, zeroed, being zeroed.
-    available: [Bins; 4],
+    available: Box<[Bins]>,
     links: Links,
     bytes: ZoneBytes,
     /// Bytes handed out; retained; being discarded.
@@ -273,7 +273,7 @@ impl SpanMap {
             top: 0,
             map: Arc::new(PageMap::new(pages)?),
             heads: Bits::new(pages)?,
-            available: std::array::from_fn(|_| Bins::new()),
+            available: (0..4).map(|_| Bins::new()).collect(),
             links: Links::new(pages)?,
             bytes: ZoneBytes { reserved: len as u64, ..ZoneBytes::default() },
             used: 0,
