@@ -6,25 +6,29 @@ use crate::sys::{HUGE_PAGE_SIZE, PAGE_SIZE};
 const LEAST_PAGES: usize = 16;
 /// Sizes for each power of two: a span is at most a sixteenth longer than what was asked for.
 const PER_DOUBLING: usize = 16;
-/// Requests of up to so many pages, 2 MiB, find their class in a table.
-const TABLE_PAGES: usize = HUGE_PAGE_SIZE / PAGE_SIZE;
+/// Up to so many pages, 2 MiB; beyond, there are twice as many, and a span is at most a thirty-second part longer.
+const SMALL_PAGES: usize = HUGE_PAGE_SIZE / PAGE_SIZE;
+const SMALL_CLASSES: usize = (SMALL_PAGES / LEAST_PAGES).ilog2() as usize * PER_DOUBLING;
+const PER_LARGE_DOUBLING: usize = 2 * PER_DOUBLING;
 /// The largest span that caches take: 32 MiB. Above it, what a program does with the memory costs far more than a lock.
 pub const CACHED_MOST: usize = 32 << 20;
 
 /// Number of classes.
-pub const CLASSES: usize = (CACHED_MOST / PAGE_SIZE / LEAST_PAGES).ilog2() as usize * PER_DOUBLING + 1;
+pub const CLASSES: usize = SMALL_CLASSES + (CACHED_MOST / HUGE_PAGE_SIZE).ilog2() as usize * PER_LARGE_DOUBLING + 1;
 
 /// A span longer than the classes begins at a huge page: its pages can be moved whole.
 pub const ALIGNED_LEAST: usize = CACHED_MOST + 1;
 
 /// The pages of a span for a request of `pages`, and its class, counted from 1.
 const fn round(pages: usize) -> (usize, u8) {
+    let (first, below, per_doubling) =
+        if pages <= SMALL_PAGES { (LEAST_PAGES, 0, PER_DOUBLING) } else { (SMALL_PAGES, SMALL_CLASSES, PER_LARGE_DOUBLING) };
     // Rounded up to the next of the steps between two powers of two.
-    let step = 1 << ((if pages > LEAST_PAGES { pages - 1 } else { pages }).ilog2() - PER_DOUBLING.ilog2());
+    let step = 1 << ((if pages > LEAST_PAGES { pages - 1 } else { pages }).ilog2() - per_doubling.ilog2());
     let rounded = pages.div_ceil(step) * step;
     let doubling = rounded.ilog2();
-    let within = (rounded >> (doubling - PER_DOUBLING.ilog2())) & (PER_DOUBLING - 1);
-    (rounded, ((doubling - LEAST_PAGES.ilog2()) as usize * PER_DOUBLING + within) as u8 + 1)
+    let within = (rounded >> (doubling - per_doubling.ilog2())) & (per_doubling - 1);
+    (rounded, (below + (doubling - first.ilog2()) as usize * per_doubling + within) as u8 + 1)
 }
 
 /// Length of a span for `size` bytes, and its class, counted from 1; 0 where no cache takes it.
@@ -38,10 +42,10 @@ pub fn span_for(size: usize) -> Option<(usize, u8)> {
 }
 
 /// The class of a request of so many pages, up to 2 MiB; 0 for one that no cache takes.
-const CLASS_OF_PAGES: [u8; TABLE_PAGES + 1] = {
-    let mut table = [0; TABLE_PAGES + 1];
+const CLASS_OF_PAGES: [u8; SMALL_PAGES + 1] = {
+    let mut table = [0; SMALL_PAGES + 1];
     let mut pages = LEAST_PAGES;
-    while pages <= TABLE_PAGES {
+    while pages <= SMALL_PAGES {
         table[pages] = round(pages).1;
         pages += 1;
     }
@@ -69,6 +73,7 @@ pub const fn slots(class: usize) -> usize {
         2 => 32,
         3 => 16,
         4 => 8,
+        // From 2 MiB on.
         _ => 2,
     }
 }
@@ -91,7 +96,8 @@ mod tests {
         let mut last = (0, 0);
         for size in (LEAST_PAGES * PAGE_SIZE..=CACHED_MOST).step_by(2048) {
             let (len, class) = span_for(size).unwrap();
-            assert!(len >= size && len - size <= size / 16 + PAGE_SIZE, "{size}: {len}");
+            let share = if size <= HUGE_PAGE_SIZE { 16 } else { 32 };
+            assert!(len >= size && len - size <= size / share + PAGE_SIZE, "{size}: {len}");
             assert!(class as usize >= 1 && class as usize <= CLASSES);
             assert!((len, class) == last || (len > last.0 && class == last.1 + 1), "{size}: {last:?} {len} {class}");
             assert_eq!((span_for(len), class_for(size)), (Some((len, class)), class));

@@ -24,6 +24,8 @@ use std::time::Duration;
 
 /// More moved spans than this, and pages are copied instead: each may cost two mappings of `vm.max_map_count` (65,530).
 const MOVED_MOST: usize = 8192;
+/// Longer spans with huge pages are joined with what is free around them at once.
+const JOINED_LEAST: usize = 1 << 20;
 /// The most caches; beyond as many CPUs, two share one.
 const CACHES_MOST: usize = 256;
 /// Spans that are freed while another thread forks wait here for the lock: more than threads can have freed in that moment.
@@ -390,6 +392,7 @@ impl Core {
             })
         };
         if want != Want::AddressSpace {
+            self.sum_up_own();
             let waiting = || self.density.share_of(self.cached_of(0)) + self.cached_of(1);
             let found = retained()
                 .or_else(|| (waiting() >= len / 2 && self.drain(self.cache())).then(retained).flatten())
@@ -563,7 +566,8 @@ impl Core {
         }
         let retired = zone.pages.retire(offset / PAGE_SIZE).ok_or(Uncached::AsItWas)?;
         let page = (address - self.arena.range().start) / PAGE_SIZE;
-        if self.wants_zeroed(retired.len) {
+        // A large span that is touched whole costs far more than a lock, and would keep the memory around it in pieces while it waits.
+        if (zone.huge && retired.len > JOINED_LEAST) || self.wants_zeroed(retired.len) {
             return Err(Uncached::Retired(retired.len));
         }
         if !cache.put(retired.class as usize - 1, page) {
@@ -586,6 +590,7 @@ impl Core {
             self.cached[kind].fetch_add(change, Ordering::Relaxed);
             self.zones[2 * cache.node() + kind].cached.fetch_add(change, Ordering::Relaxed);
         }
+        self.target_after_caching(tally.held_change[0].wrapping_add(tally.held_change[1]));
         self.note_call();
         self.retention.note(self.retained(), self.in_use());
     }
@@ -614,27 +619,29 @@ impl Core {
     }
 
     fn drain(&self, cache: &Cache) -> bool {
-        let mut any = false;
+        let mut drained = 0;
         cache.drain(|page| {
-            any = true;
             let address = self.address(page);
             if let Some(zone) = self.zone_of(address) {
-                self.release_retired(zone, address - zone.range.start);
+                drained += self.release_retired(zone, address - zone.range.start);
             }
         });
+        // What was free is free: only its place has changed.
         self.sum_up(cache);
-        any
+        self.target_after_caching(drained);
+        drained > 0
     }
 
-    /// Gives a span that was retired and is in no cache back to its zone.
-    pub fn release_retired(&self, zone: &Zone, offset: usize) {
+    /// Gives a span that was retired and is in no cache back to its zone. Returns its length in bytes.
+    pub fn release_retired(&self, zone: &Zone, offset: usize) -> usize {
         let mut inner = match zone.lock_unless(&self.forking) {
             Some(inner) => inner,
-            None if zone.park(offset / PAGE_SIZE) => return,
+            None if zone.park(offset / PAGE_SIZE) => return 0,
             None => zone.lock(),
         };
-        inner.map.release_retained(offset);
+        let len = inner.map.release_retained(offset);
         self.publish(zone, &mut inner);
+        len
     }
 
     /// Before a fork: the ranges that a child does not need are marked so that the kernel does not copy them. Where it refuses, the child

@@ -122,9 +122,6 @@ impl Density {
         if kind.due(kind.chances.fetch_add(1, Relaxed) + 1) {
             // SAFETY: by the function's own contract.
             let touched = if huge { unsafe { written(span) } } else { resident(span) };
-            if !huge {
-                self.note_share(touched);
-            }
             self.note(span.len, touched);
         }
     }
@@ -137,12 +134,9 @@ impl Density {
         }
     }
 
-    /// Looks at how much of a free range with small pages has pages.
-    pub fn look_at_free(&self, range: Range) {
-        self.note_share(resident(range));
-    }
-
-    fn note_share(&self, touched: Touched) {
+    /// Looks at how much of a zone with small pages has pages.
+    pub fn look_at_zone(&self, used: Range) {
+        let touched = resident(used);
         if touched.of > 0 {
             let seen = (touched.pages * WHOLE as usize / touched.of) as u32;
             // A program that begins to use more of its memory is believed at once, one that uses less of it by and by.

@@ -122,13 +122,15 @@ pub fn expected_growth(before: usize, now: usize) -> usize {
 /// vary leaves gaps that its next request does not fit into, and giving each of them back costs it more in page faults than the memory is
 /// worth. Every malloc keeps more than that.
 pub fn slack(peak: usize) -> usize {
-    (peak / SLACK_SHARE).max(SLACK_LEAST.min(peak / SLACK_SMALL))
+    let small = (peak / SLACK_SMALL).min(SLACK_MOST).saturating_sub(peak / SLACK_FADES);
+    small.max(peak / SLACK_SHARE)
 }
 
-/// The share of a large program's peak, the bytes of a smaller one, and the share of a very small one.
-const SLACK_SHARE: usize = 32;
-const SLACK_LEAST: usize = 16 << 20;
+/// A small program may have half as much again, up to 16 MiB, which fades as it grows: a large one may have a thirty-second part.
 const SLACK_SMALL: usize = 2;
+const SLACK_MOST: usize = 16 << 20;
+const SLACK_FADES: usize = 16;
+const SLACK_SHARE: usize = 32;
 
 /// Windows that the decay time is cut into.
 const WINDOWS: usize = 8;
@@ -241,6 +243,13 @@ mod tests {
             group: None,
             stalled: false,
         }
+    }
+
+    #[test]
+    fn slack_is_half_of_little_and_a_small_part_of_much() {
+        let mib = |peak: usize| slack(peak << 20) >> 20;
+        assert_eq!([0, 8, 32, 64, 128, 256, 1024, 32 << 10].map(mib), [0, 3, 14, 12, 8, 8, 32, 1024]);
+        assert!((0..4096).all(|peak| mib(peak) <= 16 || mib(peak) <= peak / 32));
     }
 
     #[test]

@@ -145,8 +145,19 @@ impl Core {
         follow(before.unwrap_or(0)).min(self.own_room() + bytes)
     }
 
+    /// What waits in caches has changed by `change` bytes (it wraps): that much was freed, or came into use.
+    pub fn target_after_caching(&self, change: usize) {
+        let bound = self.options.retain.unwrap_or(self.machine() / 2);
+        let follow = |target: usize| match change.cast_signed() {
+            0.. => target.saturating_add(change).min(bound),
+            less => target.saturating_sub(less.unsigned_abs()),
+        };
+        let _ = self.retention.target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |target| Some(follow(target)));
+    }
+
     /// After `freed` bytes have come back: what is retained beyond the bound goes back, and the watcher is there where it has to be.
     pub fn settle_retained(&self, crew: &RegionCrew, freed: usize) {
+        self.sum_up_own();
         let target = self.target_after_free(freed);
         let retained = self.retained();
         let slack = self.slack();
@@ -336,13 +347,12 @@ impl Core {
         if again { Tick::Again } else { self.pause(crew, now) }
     }
 
-    /// Looks at how much of the longest free range with small pages has pages.
+    /// Looks at how much of the memory with small pages has pages.
     fn look_at_small_pages(&self) {
         for zone in self.zones.iter().filter(|zone| !zone.huge) {
-            // The range may be somebody's as soon as the lock opens: what is seen is a hint.
-            let longest = zone.lock().map.longest_dirty();
-            if let Some((offset, len)) = longest {
-                self.density.look_at_free(zone.at(offset, len));
+            let top = zone.lock().map.top();
+            if top > 0 {
+                self.density.look_at_zone(zone.at(0, top));
             }
         }
     }

@@ -293,6 +293,11 @@ impl SpanMap {
         self.heads.ranges().chain([self.map.range(), self.links.range()])
     }
 
+    /// Nothing behind this offset was ever handed out.
+    pub fn top(&self) -> usize {
+        self.top
+    }
+
     /// Bytes in each state.
     pub fn bytes(&self) -> ZoneBytes {
         self.bytes
@@ -442,8 +447,16 @@ impl SpanMap {
     /// one mapping, and only its own range is mapped anew.
     fn put_joined(&mut self, mut offset: usize, mut segment: Segment) {
         debug_assert!(Self::index(segment.state).is_some());
-        let alike = |one: &Segment, other: &Segment| {
-            one.state == other.state && !one.marks.remap() && !other.marks.remap() && one.marks.wiped == other.marks.wiped
+        // A few zero pages that came with a huge page would keep the rest of it from going back.
+        let granule = self.granule;
+        let absorbed = |segment: &Segment, neighbour: &Segment| {
+            segment.state == State::Dirty && neighbour.state == State::Zeroed && neighbour.len < granule
+        };
+        let alike = |neighbour: &Segment, segment: &Segment| {
+            (neighbour.state == segment.state || absorbed(segment, neighbour))
+                && !neighbour.marks.remap()
+                && !segment.marks.remap()
+                && neighbour.marks.wiped == segment.marks.wiped
         };
         if let Some((before, neighbour)) = self.before(offset)
             && alike(&neighbour, &segment)
@@ -459,7 +472,21 @@ impl SpanMap {
             self.take(end);
             segment.len += neighbour.len;
         }
+        // Behind what was absorbed may be more of the same.
+        if segment.state == State::Dirty && (self.joins(offset, &segment)) {
+            return self.put_joined(offset, segment);
+        }
         self.put(offset, segment);
+    }
+
+    /// Whether a dirty segment at `offset` has a dirty neighbour that it can be joined with.
+    fn joins(&self, offset: usize, segment: &Segment) -> bool {
+        let alike = |neighbour: Segment| {
+            neighbour.state == State::Dirty && !neighbour.marks.remap() && neighbour.marks.wiped == segment.marks.wiped
+        };
+        !segment.marks.remap()
+            && (self.before(offset).is_some_and(|(_, neighbour)| alike(neighbour))
+                || self.at(offset + segment.len).is_some_and(alike))
     }
 
     /// Cuts the segment around `offset` there, so that one begins at `offset`.
@@ -564,7 +591,11 @@ impl SpanMap {
             .iter()
             .find_map(|&index| self.fit_in_one(index, &request))
             .or_else(|| if order.is_empty() { None } else { self.fit_in_run(&request) })
-            .or_else(|| if request.fresh { self.fit_in_one(0, &request).or_else(|| self.fit_at_top(&request)) } else { None })?;
+            .or_else(|| {
+                let fresh = || self.fit_in_one(0, &request).or_else(|| self.fit_at_top(&request));
+                let offset = if request.fresh { fresh() } else { None };
+                offset.map(|offset| self.with_what_lies_before(offset, &request))
+            })?;
         let (pieces, marks) = self.cut_out(offset, len);
         self.keep_rest_of_granules(offset, len, &pieces);
         let fresh = pieces.backed() == 0;
@@ -621,6 +652,19 @@ impl SpanMap {
     /// From now on, nothing may be accessible that is not in use or retained.
     pub fn be_exact(&mut self) {
         self.loose = false;
+    }
+
+    /// Where a span in address space at `offset` may begin as well: at free memory right before it, however little that is. Otherwise
+    /// such rests would add up.
+    fn with_what_lies_before(&self, mut offset: usize, request: &Request) -> usize {
+        let few = |segment: &Segment| Self::fits(segment.state, request) && segment.len < request.len;
+        for _ in 0..RUN / 2 {
+            match self.before(offset).filter(|(start, segment)| few(segment) && start.is_multiple_of(request.align)) {
+                Some((start, _)) if offset - start < request.len => offset = start,
+                _ => break,
+            }
+        }
+        offset
     }
 
     /// Where the span fits behind everything that was ever handed out.
@@ -692,14 +736,15 @@ impl SpanMap {
         None
     }
 
-    /// As [`SpanMap::release`] for a span that its user could not have altered, or that has to wait: it is retained.
+    /// As [`SpanMap::release`] for a span that its user could not have altered, or that has to wait: it is retained. Returns its length.
     ///
     /// # Panics
     /// If no span that was handed out begins there.
-    pub fn release_retained(&mut self, offset: usize) {
+    pub fn release_retained(&mut self, offset: usize) -> usize {
         let segment = self.take(offset);
         assert!(segment.handed_out());
         self.put_joined(offset, Segment::free(segment.len, State::Dirty, segment.marks.lasting()));
+        segment.len
     }
 
     /// Takes back the span at `offset`, whose pages have gone elsewhere: nothing of it is retained. Returns its length, for the caller to
@@ -840,19 +885,13 @@ impl SpanMap {
             (first < last).then(|| (start, if remap { first } else { first.max(last.saturating_sub(most)) }, last))
         };
         let longest =
-            |kind: usize| self.available[kind].down_to(&self.links, granule / PAGE).take(CANDIDATES).find_map(whole);
+            |kind: usize| self.available[kind].down_to(&self.links, granule / PAGE).take(4 * CANDIDATES).find_map(whole);
         let (_, from, to) = longest(1).or_else(|| longest(2))?;
         self.split_at(from);
         self.split_at(to);
         let segment = self.take(from);
         self.put(from, Segment { state: State::Discarding, ..segment });
         Some((from, to - from))
-    }
-
-    /// One of the longest dirty segments, as offset and length.
-    pub fn longest_dirty(&self) -> Option<(usize, usize)> {
-        let page = self.available[1].down_to(&self.links, 1).next()?;
-        Some((page * PAGE, self.map.get(page)?.len))
     }
 
     /// The marks of what is being discarded at `offset`.
@@ -1117,6 +1156,38 @@ mod tests {
         map.release(wall.offset);
         assert_eq!(map.begin_discard(usize::MAX), Some((16 * G, 8 * G)));
         map.check();
+    }
+
+    #[test]
+    fn what_comes_with_a_granule_is_used_before_another_one_is_touched() {
+        let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
+        for count in 1..=20 {
+            let span = map.allocate(&request(21, Want::Any)).unwrap();
+            map.check();
+            assert_eq!(span.offset, (count - 1) * 21 * G);
+            assert_eq!(map.retained(), (count * 21).next_multiple_of(8) * G - count * 21 * G);
+        }
+        // The same in a hole.
+        let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
+        let hole = map.allocate(&request(160, Want::Any)).unwrap();
+        allocate(&mut map, 16, Want::Any);
+        give_back(&mut map, hole.offset);
+        for count in 1..=8 {
+            let span = map.allocate(&request(20, Want::Any)).unwrap();
+            map.check();
+            assert_eq!(span.offset, (count - 1) * 20 * G);
+        }
+        assert_eq!(map.retained(), 0);
+    }
+
+    #[test]
+    fn zero_pages_do_not_keep_the_rest_of_their_granule() {
+        let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
+        let spans: Vec<_> = (0..4).map(|_| map.allocate(&Request { align: 8 * G, ..request(13, Want::Any) }).unwrap()).collect();
+        assert_eq!(map.retained(), 4 * 3 * G);
+        spans.iter().for_each(|span| assert_eq!(map.release(span.offset), None));
+        map.check();
+        assert_eq!(map.begin_discard(usize::MAX), Some((0, 64 * G)));
     }
 
     #[test]
