@@ -85,8 +85,10 @@ impl Bins {
         (bin / 64..WORDS).flat_map(move |word| {
             let mask = if word == bin / 64 { u64::MAX << (bin % 64) } else { u64::MAX };
             let first = self.filled[word] & mask;
-            std::iter::successors((first != 0).then_some(first), |&rest| Some(rest & (rest - 1)).filter(|&rest| rest != 0))
-                .map(move |rest| word * 64 + rest.trailing_zeros() as usize)
+            std::iter::successors((first != 0).then_some(first), |&rest| {
+                Some(rest & (rest - 1)).filter(|&rest| rest != 0)
+            })
+            .map(move |rest| word * 64 + rest.trailing_zeros() as usize)
         })
     }
 

@@ -11,11 +11,11 @@
 
 use super::classes::{CLASSES, slots};
 use crate::sys::PAGE_SIZE;
+use Ordering::{AcqRel, Acquire, Relaxed, Release};
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// An empty slot. A span is the number of its first page in the arena and one.
 const EMPTY: u32 = 0;

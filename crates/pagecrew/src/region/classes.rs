@@ -21,8 +21,11 @@ pub const ALIGNED_LEAST: usize = CACHED_MOST + 1;
 
 /// The pages of a span for a request of `pages`, and its class, counted from 1.
 const fn round(pages: usize) -> (usize, u8) {
-    let (first, below, per_doubling) =
-        if pages <= SMALL_PAGES { (LEAST_PAGES, 0, PER_DOUBLING) } else { (SMALL_PAGES, SMALL_CLASSES, PER_LARGE_DOUBLING) };
+    let (first, below, per_doubling) = if pages <= SMALL_PAGES {
+        (LEAST_PAGES, 0, PER_DOUBLING)
+    } else {
+        (SMALL_PAGES, SMALL_CLASSES, PER_LARGE_DOUBLING)
+    };
     // Rounded up to the next of the steps between two powers of two.
     let step = 1 << ((if pages > LEAST_PAGES { pages - 1 } else { pages }).ilog2() - per_doubling.ilog2());
     let rounded = pages.div_ceil(step) * step;

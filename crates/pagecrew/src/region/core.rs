@@ -211,6 +211,10 @@ impl Zone {
     }
 }
 
+fn may_cache(options: &Options) -> bool {
+    options.retain != Some(0) && !options.guards
+}
+
 /// Whether the kernel has guard pages without mappings of their own (6.13).
 fn guards_work() -> bool {
     let Ok(start) = memory::map(PAGE_SIZE, Protection::ReadWrite) else { return false };
@@ -249,7 +253,8 @@ impl Core {
                     // A wish; the kernel's own policy is the same where threads stay on their node.
                     let _ = memory::prefer_node(range, node);
                 }
-                stats.zones[zones.len()].publish(crate::stats::ZoneBytes { reserved: range.len as u64, ..Default::default() });
+                stats.zones[zones.len()]
+                    .publish(crate::stats::ZoneBytes { reserved: range.len as u64, ..Default::default() });
                 zones.push(Zone::new(range, node, huge, arena.exact(), advice)?);
             }
         }
@@ -259,7 +264,7 @@ impl Core {
         // Where there is no rseq, the C library says which CPU it is.
         let _ = rseq::prepare();
         let cpus = sched::possible_cpus().clamp(1, CACHES_MOST);
-        let caching = options.retain != Some(0) && !options.guards;
+        let caching = may_cache(&options);
         Ok(Core {
             options,
             arena,
@@ -283,6 +288,11 @@ impl Core {
         })
     }
 
+    /// Whether the options leave room for caches.
+    pub fn may_cache(&self) -> bool {
+        may_cache(&self.options)
+    }
+
     /// The addresses that spans come from.
     pub fn range(&self) -> Range {
         self.arena.range()
@@ -298,10 +308,11 @@ impl Core {
     /// Bytes that are free and have pages, those in caches included. Of memory with small pages, the share counts that has pages, as far as
     /// is known.
     pub fn retained(&self) -> usize {
-        let [small, huge] = [0, 1].map(|kind| {
-            self.retained[kind].load(Ordering::Relaxed).saturating_add(self.cached_of(kind))
-        });
-        self.density.share_of(small) + huge
+        let [small, huge] =
+            [0, 1].map(|kind| self.retained[kind].load(Ordering::Relaxed).saturating_add(self.cached_of(kind)));
+        // Where memory is short, nothing is guessed.
+        let small = if self.cramped() { small } else { self.density.share_of(small) };
+        small + huge
     }
 
     /// Bytes that wait in caches, as last summed up.
@@ -364,13 +375,16 @@ impl Core {
             let guard = if self.guards { PAGE_SIZE } else { 0 };
             return Some((crate::sys::round_up(size, PAGE_SIZE)?.checked_add(guard)?, 0));
         }
+        if self.counts_every_page() {
+            return Some((crate::sys::round_up(size, PAGE_SIZE)?, 0));
+        }
         classes::span_for(size)
     }
 
     /// Whether a span of `len` bytes should come from memory with huge pages.
     pub fn wants_huge_pages(&self, len: usize) -> bool {
         let keeps = len >= ALIGNED_LEAST || self.options.retain != Some(0);
-        self.options.huge_pages && keeps && self.density.wants_huge_pages(len, self.in_use())
+        self.options.huge_pages && keeps && !self.cramped() && self.density.wants_huge_pages(len, self.in_use())
     }
 
     /// Cuts a span out of a zone of the calling thread's node, or of another if that is full.
@@ -380,7 +394,7 @@ impl Core {
     /// what waits on any CPU where the program's peak would be raised.
     pub fn allocate(&self, topology: &Topology, need: Need) -> Option<(&Zone, Grant)> {
         let Need { len, class, want, huge, .. } = need;
-        let align = if len >= ALIGNED_LEAST { need.align.max(HUGE_PAGE_SIZE) } else { need.align };
+        let align = if huge && len >= ALIGNED_LEAST { need.align.max(HUGE_PAGE_SIZE) } else { need.align };
         let request = |fresh| Request { len, align, want, class, revocable: self.can_revoke(), fresh };
         let own = self.node(topology);
         let zone = |node: usize, huge: bool| &self.zones[2 * node + huge as usize];
@@ -482,7 +496,8 @@ impl Core {
         let mut frontier = zone.frontier.load(Ordering::Relaxed);
         let pieces = pieces.iter().filter(missing).map(|piece| zone.at(piece.offset, piece.len));
         let granted = self.arena.commit(pieces, &mut frontier, zone.range.end()).is_ok();
-        zone.frontier.store(if exact { frontier.max(zone.range.start + PAGE_SIZE) } else { frontier }, Ordering::Release);
+        zone.frontier
+            .store(if exact { frontier.max(zone.range.start + PAGE_SIZE) } else { frontier }, Ordering::Release);
         drop(held);
         granted
     }
@@ -696,7 +711,8 @@ impl Core {
                 let _ = unsafe { memory::advise(zone.at(offset, segment.len), Advice::KeepOnFork) };
             }
             // What a helper of the parent was giving back and has to be mapped anew, this thread maps anew.
-            let altered: Vec<_> = inner.map.backed().filter(|(_, segment)| segment.state == State::Discarding).collect();
+            let altered: Vec<_> =
+                inner.map.backed().filter(|(_, segment)| segment.state == State::Discarding).collect();
             for (offset, segment) in altered.into_iter().filter(|(_, segment)| segment.marks.remap()) {
                 // SAFETY: free memory, which nobody uses.
                 match unsafe { self.arena.renew(zone.at(offset, segment.len), zone.advice) } {
@@ -732,6 +748,7 @@ impl Employer for Core {
         let mut inner = zone.lock();
         if renewed {
             inner.map.finish_discard(offset, task.range.len, remap);
+            inner.map.give_back_map();
         } else {
             // It may not even be mapped any more: it is never handed out again, and nobody waits for it.
             inner.map.lose(offset);

@@ -262,7 +262,10 @@ mod tests {
         for len in [64 << 10, 2 << 20, 3 << 20, 17 << 20, 1 << 30] {
             let span = Range { start: 1 << 40, len };
             let all: Vec<Range> = windows(span).collect();
-            assert!(all.len() <= WINDOWS && all.iter().all(|window| window.start >= span.start && window.end() <= span.end()));
+            assert!(
+                all.len() <= WINDOWS
+                    && all.iter().all(|window| window.start >= span.start && window.end() <= span.end())
+            );
             assert!(len <= 2 << 20 || all.windows(2).all(|pair| pair[0].start < pair[1].start));
         }
     }

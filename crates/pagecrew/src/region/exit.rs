@@ -96,8 +96,12 @@ impl Region {
         for zone in &self.core().zones {
             let inner = zone.lock();
             let mut run = Range { start: 0, len: 0 };
-            let mut held: Vec<(usize, usize)> =
-                inner.map.handed_out().chain(inner.map.backed()).map(|(offset, segment)| (offset, segment.len)).collect();
+            let mut held: Vec<(usize, usize)> = inner
+                .map
+                .handed_out()
+                .chain(inner.map.backed())
+                .map(|(offset, segment)| (offset, segment.len))
+                .collect();
             drop(inner);
             held.sort_unstable();
             for (offset, len) in held {

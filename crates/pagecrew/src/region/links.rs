@@ -35,13 +35,19 @@ impl Links {
         self.set(at, self.get(at).0, previous);
     }
 
+    /// Gives the memory back that says that nothing lies in pages `[from, to)`.
+    pub fn forget(&self, from: usize, to: usize) {
+        self.0.forget(from, to);
+    }
+
     /// Where the links lie.
     pub fn range(&self) -> Range {
         self.0.range()
     }
 
-    /// Closes what lies behind page `at`: see [`Words::close_from`].
+    /// The zone ends at page `at` from now on.
     pub fn close_from(&self, at: usize) {
-        self.0.close_from(at);
+        // SAFETY: links are only used with the zone locked, and nothing lies there.
+        unsafe { self.0.close_from(at) };
     }
 }

@@ -44,22 +44,22 @@ pub use rider::Rider;
 
 pub use resize::ResizeError;
 
+use self::core::Need;
 pub use self::core::Uncached;
 use self::core::{Core, Inner, RegionCrew, Zone};
 use crate::crew::{Crew, Employer, ForkGuard, Operation, Task};
 use crate::stats::{Snapshot, StatsPage};
+use crate::sys::HUGE_PAGE_SIZE;
 use crate::sys::memory::Range;
 use crate::sys::sched::{self, CpuSet};
 use crate::sys::topology::Topology;
 use crate::sys::zero::{self, Use};
 use crate::sys::{Errno, PAGE_SIZE, clock, round_up};
-use self::core::Need;
-use crate::sys::HUGE_PAGE_SIZE;
 use spans::{Segment, State, Want};
-use std::sync::atomic::Ordering;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::MutexGuard;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// The largest alignment that a span can have.
@@ -427,7 +427,8 @@ impl Region {
                 Err(why) => return unsafe { self.free_uncached(pointer, why) },
             }
         }
-        let Some(mut inner) = zone.lock_unless(&core.forking).or_else(|| (!zone.retire_and_park(offset)).then(|| zone.lock()))
+        let Some(mut inner) =
+            zone.lock_unless(&core.forking).or_else(|| (!zone.retire_and_park(offset)).then(|| zone.lock()))
         else {
             return Ok(());
         };

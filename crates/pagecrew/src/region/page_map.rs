@@ -96,7 +96,7 @@ impl PageMap {
 
     /// What begins at page `page`.
     pub fn get(&self, page: usize) -> Option<Segment> {
-        decode(self.0.at(page).load(Acquire))
+        decode(self.0.get(page)?.load(Acquire))
     }
 
     /// Says that `segment` begins at page `page`.
@@ -118,7 +118,7 @@ impl PageMap {
     /// cache takes: without a class, or with any mark.
     #[inline(always)]
     pub fn retire(&self, page: usize) -> Option<Cacheable> {
-        let word = self.0.at(page);
+        let word = self.0.get(page)?;
         let found = word.load(Relaxed);
         let class = (found >> TAG) as u8;
         if found & 0xff != IN_USE || class == 0 {
@@ -130,7 +130,7 @@ impl PageMap {
 
     /// As [`PageMap::retire`] for any span in use, which then waits for its zone. Returns whether there was one.
     pub fn retire_any(&self, page: usize) -> bool {
-        let word = self.0.at(page);
+        let Some(word) = self.0.get(page) else { return false };
         let retire = |found: u64| (found & STATES == IN_USE).then_some(found ^ (IN_USE ^ CACHED));
         word.fetch_update(Release, Relaxed, retire).is_ok()
     }
@@ -145,14 +145,20 @@ impl PageMap {
         (found >> PAGES) as usize * PAGE_SIZE
     }
 
+    /// Gives the memory back that says that nothing lies in pages `[from, to)`.
+    pub fn forget(&self, from: usize, to: usize) {
+        self.0.forget(from, to);
+    }
+
     /// Where the map lies.
     pub fn range(&self) -> Range {
         self.0.range()
     }
 
-    /// Closes the map from page `page` on: see [`Words::close_from`].
+    /// The zone ends at page `page` from now on.
     pub fn close_from(&self, page: usize) {
-        self.0.close_from(page);
+        // SAFETY: nothing is handed out there, so only a pointer that is none of ours could be looked up at this moment.
+        unsafe { self.0.close_from(page) };
     }
 }
 

@@ -129,7 +129,11 @@ impl Region {
         core.remove_guard(zone, &mut inner, offset);
         drop(inner);
         // SAFETY: `from` is the span of the caller, which does not use it meanwhile; the new span belongs to this call.
-        if unsafe { memory::move_pages(Range { len: span.usable(), ..zone.at(offset, span.len) }, new.as_ptr() as usize) }.is_err() {
+        if unsafe {
+            memory::move_pages(Range { len: span.usable(), ..zone.at(offset, span.len) }, new.as_ptr() as usize)
+        }
+        .is_err()
+        {
             if core.guarded() {
                 core.install_guard(zone, offset, span.len);
             }
@@ -154,7 +158,13 @@ impl Region {
 
     /// # Safety
     /// As [`Region::resize`]; the span has `usable` bytes.
-    unsafe fn copy_to(&self, pointer: NonNull<u8>, usable: usize, to: Size, huge: bool) -> Result<NonNull<u8>, ResizeError> {
+    unsafe fn copy_to(
+        &self,
+        pointer: NonNull<u8>,
+        usable: usize,
+        to: Size,
+        huge: bool,
+    ) -> Result<NonNull<u8>, ResizeError> {
         let align = if to.len >= ALIGN_LEAST && huge { HUGE_PAGE_SIZE } else { 1 };
         let new = self.allocate(to.size, align)?;
         let count = usable.min(to.size);

@@ -13,6 +13,8 @@ use std::time::Duration;
 
 /// Memory that is retained without a watcher: less than a new thread is worth.
 const UNWATCHED: usize = 4 << 20;
+/// A program that has less in use may have spans a little longer than what it asked for before anybody has looked at its limits.
+const UNLOOKED_MOST: usize = 32 << 20;
 /// The longest pause between two looks at the signals while something is retained.
 const MOST_PAUSE: Duration = Duration::from_millis(20);
 /// The shortest one: near a limit of the machine or the control group, and where little is retained.
@@ -179,6 +181,28 @@ impl Core {
         if none { 0 } else { slack(self.retention.peak_in_use.load(Ordering::Relaxed)) }
     }
 
+    /// Whether the control group has no room for more than what the program asks for: spans have just that length then, those of which a
+    /// huge page would bring more have small pages, and none waits in a cache.
+    pub fn cramped(&self) -> bool {
+        self.retention.cramped.load(Ordering::Relaxed)
+    }
+
+    /// Whether a span may not be longer than what was asked for: there is no room, or nobody has looked yet whether there is, and the
+    /// program is large enough for that to matter.
+    pub fn counts_every_page(&self) -> bool {
+        self.cramped() || (self.retention.near_limit.load(Ordering::Relaxed) && self.in_use() >= UNLOOKED_MOST)
+    }
+
+    fn set_cramped(&self, cramped: bool) {
+        let before = self.retention.cramped.swap(cramped, Ordering::Relaxed);
+        if cramped != before {
+            self.caching.store(self.may_cache() && !cramped, Ordering::Relaxed);
+        }
+        if cramped {
+            self.drain_caches();
+        }
+    }
+
     /// Whether `fresh` bytes more would raise the program's peak, with all that is retained.
     pub fn exceeds_peak(&self, fresh: usize) -> bool {
         let peak = self.retention.peak_in_use.load(Ordering::Relaxed);
@@ -216,7 +240,7 @@ impl Core {
             let seen = signals.peak_live(used, most_used, before);
             let peak = self.retention.peak_live.fetch_max(seen, Ordering::Relaxed).max(seen);
             growth = before.map_or(0, |before| expected_growth(before, outside));
-            self.retention.cramped.store(signals.cramped(peak), Ordering::Relaxed);
+            self.set_cramped(signals.cramped(peak));
             signals.retain_target(peak, self.options.retain).saturating_sub(growth)
         });
         // Pages of retained memory that were never touched make the program look smaller than it is.
@@ -246,7 +270,7 @@ impl Core {
             while self.retained() > target {
                 let Some(mut inner) = zone.lock_unless(&self.forking) else { return sum };
                 let excess = self.retained().saturating_sub(target);
-                let Some((offset, len)) = inner.map.begin_discard(excess) else { break };
+                let Some((offset, len)) = inner.map.begin_discard(excess, self.cramped()) else { break };
                 self.publish(zone, &mut inner);
                 drop(inner);
                 self.discard(crew, zone, offset, len);

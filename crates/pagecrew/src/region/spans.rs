@@ -230,6 +230,8 @@ pub struct SpanMap {
     loose: bool,
     /// Nothing behind this offset was ever handed out.
     top: usize,
+    /// Up to here the map may have memory.
+    mapped: usize,
     /// What begins where.
     map: Arc<PageMap>,
     /// The pages at which something begins.
@@ -251,6 +253,9 @@ const CANDIDATES: usize = 16;
 /// How many segments a run may be put together from, for the same reason.
 const RUN: usize = 12;
 
+/// The map of so much address space may keep its memory: a thousandth of it.
+const MAPPED_MOST: usize = 32 << 20;
+
 /// Where segments begin and end.
 const PAGE: usize = crate::sys::PAGE_SIZE;
 
@@ -271,6 +276,7 @@ impl SpanMap {
             granule,
             loose: true,
             top: 0,
+            mapped: 0,
             map: Arc::new(PageMap::new(pages)?),
             heads: Bits::new(pages)?,
             available: (0..4).map(|_| Bins::new()).collect(),
@@ -566,11 +572,13 @@ impl SpanMap {
         // Below that, extending a small piece would cost more in fragmentation than it saves in page faults.
         let least = (len / 8 / PAGE).max(1);
         let kinds: &[usize] = if request.revocable { &[1, 2, 3] } else { &[1, 2] };
-        kinds.iter().flat_map(|&kind| self.available[kind].down_to(&self.links, least).take(CANDIDATES)).find_map(|page| {
-            let (start, end) = self.run_around(page * PAGE, len + align - PAGE, request);
-            let aligned = start.next_multiple_of(align);
-            (aligned + len <= end).then_some(aligned)
-        })
+        kinds.iter().flat_map(|&kind| self.available[kind].down_to(&self.links, least).take(CANDIDATES)).find_map(
+            |page| {
+                let (start, end) = self.run_around(page * PAGE, len + align - PAGE, request);
+                let aligned = start.next_multiple_of(align);
+                (aligned + len <= end).then_some(aligned)
+            },
+        )
     }
 
     /// Hands out a span; `None` if there is no room. The caller makes accessible what was `Reserved` and revokes the helpers of what
@@ -681,6 +689,7 @@ impl SpanMap {
             // What lies behind the top becomes segments first: a gap before the span, and its part of the span.
             let top = self.top;
             self.top = end;
+            self.mapped = self.mapped.max(end.next_multiple_of(self.granule));
             for (from, to) in [(top, offset.max(top)), (offset.max(top), end)] {
                 if from < to {
                     self.map.set(from / PAGE, &Segment::free(to - from, State::Reserved, Marks::default()));
@@ -868,10 +877,10 @@ impl SpanMap {
     }
 
     /// Takes about `most` bytes of retained memory to be discarded, from the end of one of the longest segments, so that what stays is
-    /// packed low. Whole granules only: a huge page of which a part is given back keeps all of its memory. Returns offset and length of one
-    /// piece; `None` when there is none.
-    pub fn begin_discard(&mut self, most: usize) -> Option<(usize, usize)> {
-        let granule = self.granule;
+    /// packed low. Whole granules unless `in_need`: the kernel takes the rest of a huge page only when it is short of memory. Returns offset
+    /// and length of one piece; `None` when there is none.
+    pub fn begin_discard(&mut self, most: usize, in_need: bool) -> Option<(usize, usize)> {
+        let granule = if in_need { PAGE } else { self.granule };
         let most = most.checked_next_multiple_of(granule).unwrap_or(usize::MAX & !(granule - 1)).max(granule);
         let whole = |page: usize| {
             let (start, len) = (page * PAGE, self.map.get(page)?.len);
@@ -884,8 +893,9 @@ impl SpanMap {
             };
             (first < last).then(|| (start, if remap { first } else { first.max(last.saturating_sub(most)) }, last))
         };
-        let longest =
-            |kind: usize| self.available[kind].down_to(&self.links, granule / PAGE).take(4 * CANDIDATES).find_map(whole);
+        let longest = |kind: usize| {
+            self.available[kind].down_to(&self.links, granule / PAGE).take(4 * CANDIDATES).find_map(whole)
+        };
         let (_, from, to) = longest(1).or_else(|| longest(2))?;
         self.split_at(from);
         self.split_at(to);
@@ -915,6 +925,16 @@ impl SpanMap {
         self.put_joined(offset, Segment::free(len, State::Reserved, marks));
     }
 
+    /// Gives the memory of the map itself back, once much of the zone is address space again.
+    pub fn give_back_map(&mut self) {
+        if self.mapped - self.top > MAPPED_MOST {
+            // Links of runs that left their lists are left as they were, and nobody reads them.
+            self.map.forget(self.top / PAGE, self.mapped / PAGE);
+            self.links.forget(self.top / PAGE, self.mapped / PAGE);
+            self.mapped = self.top;
+        }
+    }
+
     /// Gives up all that is only address space, for `unmap` to take it from the region. The zone ends where the last segment does.
     pub fn give_up(&mut self, mut unmap: impl FnMut(usize, usize)) {
         let mut offset = 0;
@@ -931,8 +951,8 @@ impl SpanMap {
             unmap(self.top, rest);
             self.bytes.reserved -= rest as u64;
             self.len = self.top;
-            self.map.close_from(self.top / PAGE + 1);
-            self.links.close_from(self.top / PAGE + 1);
+            self.map.close_from(self.top / PAGE);
+            self.links.close_from(self.top / PAGE);
         }
     }
 
@@ -1134,7 +1154,7 @@ mod tests {
         let mut map = SpanMap::new(8 * G, G).unwrap();
         let span = allocate(&mut map, 8, Want::Any);
         map.release(span.offset);
-        assert_eq!(map.begin_discard(6 * G), Some((2 * G, 6 * G)));
+        assert_eq!(map.begin_discard(6 * G, false), Some((2 * G, 6 * G)));
         assert_eq!(map.allocate(&request(3, Want::Any)), None);
         map.finish_discard(2 * G, 6 * G, false);
         map.check();
@@ -1147,14 +1167,14 @@ mod tests {
         let (first, span) = (allocate(&mut map, 3, Want::Any), allocate(&mut map, 20, Want::Any));
         let wall = allocate(&mut map, 1, Want::Any);
         map.release(span.offset);
-        assert_eq!(map.begin_discard(1), Some((8 * G, 8 * G)), "pages 3 to 22 hold one whole granule");
+        assert_eq!(map.begin_discard(1, false), Some((8 * G, 8 * G)), "pages 3 to 22 hold one whole granule");
         map.check();
-        assert_eq!(map.begin_discard(usize::MAX), None);
+        assert_eq!(map.begin_discard(usize::MAX, false), None);
         map.finish_discard(8 * G, 8 * G, false);
         map.release(first.offset);
-        assert_eq!(map.begin_discard(1), Some((0, 8 * G)));
+        assert_eq!(map.begin_discard(1, false), Some((0, 8 * G)));
         map.release(wall.offset);
-        assert_eq!(map.begin_discard(usize::MAX), Some((16 * G, 8 * G)));
+        assert_eq!(map.begin_discard(usize::MAX, false), Some((16 * G, 8 * G)));
         map.check();
     }
 
@@ -1183,11 +1203,12 @@ mod tests {
     #[test]
     fn zero_pages_do_not_keep_the_rest_of_their_granule() {
         let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
-        let spans: Vec<_> = (0..4).map(|_| map.allocate(&Request { align: 8 * G, ..request(13, Want::Any) }).unwrap()).collect();
+        let spans: Vec<_> =
+            (0..4).map(|_| map.allocate(&Request { align: 8 * G, ..request(13, Want::Any) }).unwrap()).collect();
         assert_eq!(map.retained(), 4 * 3 * G);
         spans.iter().for_each(|span| assert_eq!(map.release(span.offset), None));
         map.check();
-        assert_eq!(map.begin_discard(usize::MAX), Some((0, 64 * G)));
+        assert_eq!(map.begin_discard(usize::MAX, false), Some((0, 64 * G)));
     }
 
     #[test]
@@ -1258,7 +1279,12 @@ mod tests {
 
     #[derive(Debug, Clone)]
     enum Step {
-        Allocate { pages: usize, align: u32, zero: bool, fresh: bool },
+        Allocate {
+            pages: usize,
+            align: u32,
+            zero: bool,
+            fresh: bool,
+        },
         Release(usize),
         /// Into a cache and out again, or from there back into the zone.
         Cache(usize, bool),
@@ -1397,7 +1423,7 @@ mod tests {
                         }
                     }
                     Step::BeginDiscard(most) => {
-                        if let Some((offset, len)) = map.begin_discard(most * G) {
+                        if let Some((offset, len)) = map.begin_discard(most * G, false) {
                             discards.push((offset / G, len / G));
                         }
                     }
