@@ -17,7 +17,7 @@ pub struct Demand {
 pub struct Means {
     /// CPUs that the process may run on.
     pub cpus: usize,
-    /// Helpers that the CPU bandwidth limit of the process's cgroup leaves room for ([`Quota::helpers`]).
+    /// Helpers that the CPU bandwidth limit of the process's cgroup leaves room for (`Quota::helpers`).
     pub quota: usize,
     /// The user's own bound on helpers.
     pub limit: Option<usize>,

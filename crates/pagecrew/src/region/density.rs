@@ -137,8 +137,8 @@ impl Density {
     /// Looks at how much of a zone with small pages has pages.
     pub fn look_at_zone(&self, used: Range) {
         let touched = resident(used);
-        if touched.of > 0 {
-            let seen = (touched.pages * WHOLE as usize / touched.of) as u32;
+        if let Some(seen) = (touched.pages * WHOLE as usize).checked_div(touched.of) {
+            let seen = seen as u32;
             // A program that begins to use more of its memory is believed at once, one that uses less of it by and by.
             let share = self.share.load(Relaxed);
             self.share.store(seen.max((3 * share + seen) / 4), Relaxed);
@@ -156,7 +156,7 @@ impl Density {
 fn windows(span: Range) -> impl Iterator<Item = Range> {
     let len = span.len.min(HUGE_PAGE_SIZE);
     let count = span.len.div_ceil(HUGE_PAGE_SIZE).min(WINDOWS);
-    let step = if count > 1 { (span.len - len) / (count - 1) & !(PAGE_SIZE - 1) } else { 0 };
+    let step = if count > 1 { ((span.len - len) / (count - 1)) & !(PAGE_SIZE - 1) } else { 0 };
     (0..count).map(move |index| Range { start: span.start + index * step, len })
 }
 
