@@ -13,6 +13,7 @@ mod malloc;
 mod mmap;
 mod next;
 mod state;
+mod thresholds;
 
 /// Everything that this library allocates for itself.
 #[global_allocator]

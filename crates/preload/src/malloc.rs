@@ -4,7 +4,7 @@
 
 use crate::heap::limited_address_space;
 use crate::state::{self, THRESHOLD, ours};
-use crate::{libc_blocks, next};
+use crate::{libc_blocks, next, thresholds};
 use pagecrew::region::{PointerError, Region, ResizeError, Uncached};
 use pagecrew::sys::{Errno, PAGE_SIZE, round_up, thread};
 use std::ffi::c_void;
@@ -201,6 +201,9 @@ fn free_uncached(region: &Region, span: NonNull<u8>, uncached: Uncached) {
     }
     // SAFETY: as in `free_span`. Where the arena was cut short, the program's own malloc may have memory.
     keeping_errno(|| unsafe {
+        if let Ok(size) = region.usable_size(span) {
+            thresholds::freed(size);
+        }
         match region.free_uncached(span, uncached) {
             Ok(()) => {}
             Err(PointerError::Foreign(_)) => next::free(pointer),

@@ -176,6 +176,7 @@ extern "C" fn load() {
     });
     // Before the program can register any: so ours run last before a fork and first after it, and no other handler runs while
     // the region is held.
+    crate::thresholds::load();
     crate::fork::install();
     crate::exit::install();
     crate::kernel::look_up();
