@@ -35,6 +35,12 @@ pub mod pool;
 #[cfg(loom)]
 #[allow(missing_docs)]
 pub mod region {
+    mod bins;
+    mod bits;
+    mod cache;
+    mod classes;
+    mod links;
+    pub mod page_map;
     pub mod spans;
 }
 #[cfg(loom)]

@@ -31,6 +31,8 @@ mod job;
 mod kind;
 pub(crate) mod look;
 mod operation;
+#[cfg(all(test, loom))]
+mod publication;
 #[cfg(not(loom))]
 mod quota;
 mod sync;
