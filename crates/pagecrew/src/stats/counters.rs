@@ -68,7 +68,6 @@ macro_rules! counters {
 
 counters! {
     allocations, Count, "Spans handed out.";
-    cached_allocations, Count, "Of those, spans that waited on the CPU where they were asked for: without a lock or a system call.";
     frees, Count, "Spans taken back.";
     reallocations, Count, "Spans grown, shrunk or moved.";
     fallbacks, Count, "Requests that the region could not serve and passed on.";
@@ -96,6 +95,7 @@ counters! {
     mapped_eligible_bytes, Bytes, "Bytes that the program mapped itself and that were made eligible for huge pages.";
     trimmed_huge_pages, Count, "Under-used huge pages of spans in use and of eligible mappings that were split.";
     trimmed_bytes, Bytes, "The zero part of those, which went back to the kernel.";
+    cached_allocations, Count, "Of the spans handed out, those that waited on the CPU where they were asked for: without a lock or a system call.";
 }
 
 #[cfg(test)]
