@@ -1,7 +1,8 @@
 //! The malloc family and the exit hooks over the pagecrew library, for `LD_PRELOAD`: a thin shell.
 //!
-//! Mappings that a program makes itself become eligible for huge pages (`mmap.rs`). Requests at and above a threshold come from a [`Region`](pagecrew::region::Region); smaller ones stay with the program's own
-//! malloc. Whether a pointer is ours is one comparison with the arena's range.
+//! Requests at and above a threshold come from a [`Region`](pagecrew::region::Region); smaller ones stay with the program's own malloc.
+//! Whether a pointer is ours is one comparison with the arena's range. Mappings that a program makes itself become eligible for huge pages
+//! (`mmap.rs`).
 
 mod early;
 mod exit;
