@@ -37,7 +37,6 @@ pub mod pool;
 pub mod region {
     mod bins;
     mod bits;
-    mod cache;
     mod classes;
     mod links;
     pub mod page_map;

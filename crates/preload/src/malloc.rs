@@ -56,10 +56,20 @@ fn large(size: usize) -> bool {
 }
 
 extern "C" fn malloc_large(size: usize) -> Pointer {
-    if let Some(span) = state::existing_region().and_then(|region| region.take_cached(size, 1)) {
-        return span.start as Pointer;
+    match state::caches().and_then(|caches| caches.take(size)) {
+        Some(span) if span.due => malloc_settling(span.start),
+        Some(span) => span.start.as_ptr().cast(),
+        None => malloc_uncached(size),
     }
-    malloc_uncached(size)
+}
+
+#[cold]
+#[inline(never)]
+fn malloc_settling(span: NonNull<u8>) -> Pointer {
+    if let Some(region) = state::existing_region() {
+        region.settle_cached();
+    }
+    span.as_ptr().cast()
 }
 
 #[cold]
@@ -183,19 +193,18 @@ pub extern "C" fn calloc(count: usize, size: usize) -> Pointer {
 }
 
 extern "C" fn free_span(pointer: Pointer) {
-    if let (Some(region), Some(span)) = (state::existing_region(), NonNull::new(pointer.cast())) {
-        // SAFETY: the program gives the memory back; a pointer that is none of ours is refused. What libc has for a helper thread lies in a
-        // span that no cache takes.
-        if let Err(uncached) = unsafe { region.put_cached(span) } {
-            free_uncached(region, span, uncached);
-        }
+    // What libc has for a helper thread lies in a span that no cache takes.
+    if let Some(caches) = state::caches()
+        && let Err(uncached) = caches.put(pointer as usize)
+    {
+        free_uncached(pointer, uncached);
     }
 }
 
 #[cold]
 #[inline(never)]
-fn free_uncached(region: &Region, span: NonNull<u8>, uncached: Uncached) {
-    let pointer: Pointer = span.as_ptr().cast();
+fn free_uncached(pointer: Pointer, uncached: Uncached) {
+    let (Some(region), Some(span)) = (state::existing_region(), NonNull::new(pointer.cast())) else { return };
     if libc_blocks::release(pointer) {
         return;
     }

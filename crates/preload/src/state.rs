@@ -2,7 +2,7 @@
 
 use crate::mmap::MAPPINGS;
 use crate::next;
-use pagecrew::region::{Options, Region, Trim};
+use pagecrew::region::{CpuCaches, Options, Region, Trim};
 use pagecrew::stats;
 use pagecrew::sys::memory::Range;
 use pagecrew::sys::sched::{self, CpuSet};
@@ -18,6 +18,8 @@ pub static THRESHOLD: AtomicUsize = AtomicUsize::new(usize::MAX);
 pub static ARENA_START: AtomicUsize = AtomicUsize::new(0);
 pub static ARENA_LEN: AtomicUsize = AtomicUsize::new(0);
 static REGION: AtomicPtr<Region> = AtomicPtr::new(std::ptr::null_mut());
+/// The region's caches: null before there is one.
+static CACHES: AtomicPtr<CpuCaches> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Set in a forked child, whose counters become readable with its first large request: most children only call `exec`.
 static UNSHARED: AtomicBool = AtomicBool::new(false);
@@ -63,6 +65,13 @@ pub fn existing_region() -> Option<&'static Region> {
     unsafe { REGION.load(Ordering::Acquire).as_ref() }
 }
 
+/// The caches of the region, if there is one already.
+#[inline(always)]
+pub fn caches() -> Option<&'static CpuCaches> {
+    // SAFETY: the pointer is null or to a part of a leaked box.
+    unsafe { CACHES.load(Ordering::Acquire).as_ref() }
+}
+
 /// The region, made now if need be; `None` where none can be had, and while another thread is making it.
 pub fn region() -> Option<&'static Region> {
     let region = existing_region().or_else(make)?;
@@ -93,6 +102,7 @@ fn make() -> Option<&'static Region> {
     ARENA_START.store(range.start, Ordering::Relaxed);
     ARENA_LEN.store(range.len, Ordering::Relaxed);
     REGION.store(std::ptr::from_ref(region).cast_mut(), Ordering::Release);
+    CACHES.store(std::ptr::from_ref(region.caches()).cast_mut(), Ordering::Release);
     MAKING_STATE.store(MADE, Ordering::Release);
     Some(region)
 }

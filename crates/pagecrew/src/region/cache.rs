@@ -1,324 +1,349 @@
-//! Spans that wait for their next user on the CPU where they were freed: a pair of malloc and free that finds one there takes no lock and
-//! makes no system call.
+//! Spans that wait for their next user on the CPU where they were freed: a pair of malloc and free that finds one there takes no lock,
+//! executes no atomic exchange and makes no system call.
 //!
-//! Each CPU has a few slots for each size class. A slot is one atomic word: empty, or the number of a span. Who takes the word out
-//! (`swap`) has the span; who finds it empty (`compare_exchange`) may put one in. So any thread may use any CPU's slots at any instant:
-//! one that was moved to another CPU meanwhile, a signal handler, whoever drains them. No thread ever waits for another, and a forked
-//! child finds them as they were.
+//! Each CPU has a stack for each size class ([`ClassStacks`]): any thread may use its CPU's at any instant, one that was moved to another
+//! CPU meanwhile and a signal handler too. No thread ever waits for another, and a forked child finds them as they were.
 //!
 //! **Bounds.** A span comes here from its user, so what caches hold is never more than what the program once had. Whoever needs memory
 //! that the zones don't have drains the caches first; the watcher drains those on which nothing happens.
 
-use super::classes::{self, slots};
-use crate::sys::PAGE_SIZE;
-use Ordering::{AcqRel, Acquire, Relaxed, Release};
-#[cfg(loom)]
-use loom::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-#[cfg(not(loom))]
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use super::classes::{self, CLASSES};
+use super::page_map::PageMap;
+use super::zeroing::ZERO_SOON;
+use crate::sys::cpu_stack::{ClassStacks, Line, MOST_CLASSES, NONE, Place, lay_out};
+use crate::sys::{Errno, PAGE_SIZE};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-/// Classes of spans; in a model two, since every slot is looked at in every interleaving.
-const CLASSES: usize = if cfg!(loom) { 2 } else { classes::CLASSES };
-
-/// An empty slot. A span is the number of its first page in the arena and one.
-const EMPTY: u32 = 0;
-
-/// All slots of a cache.
-const fn total_slots() -> usize {
-    let (mut class, mut sum) = (0, 0);
-    while class < CLASSES {
-        sum += slots(class);
-        class += 1;
-    }
-    sum
-}
-
-/// Where the slots of each class begin.
-const fn offsets() -> [u16; CLASSES + 1] {
-    let mut offsets = [0; CLASSES + 1];
-    let mut class = 0;
-    while class < CLASSES {
-        offsets[class + 1] = offsets[class] + slots(class) as u16;
-        class += 1;
-    }
-    offsets
-}
-
-const OFFSETS: [u16; CLASSES + 1] = offsets();
-
-/// What a CPU counts. One thread at a time is on a CPU, so an update that is lost to a move to another CPU is rare, and only a number for
-/// people is wrong by one.
+/// What was counted on a CPU. One thread at a time is on a CPU, so an update that is lost to a move to another CPU is rare, and only a
+/// number for people is wrong by one.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tally {
     pub taken: usize,
     pub taken_bytes: usize,
     pub put: usize,
-    /// By how much more the slots hold than at the last tally, in bytes, with small pages and with huge pages; wraps.
+    /// By how much more the CPU's stacks hold than at the last tally, in bytes, with small pages and with huge pages; wraps.
     pub held_change: [usize; 2],
 }
 
-/// The slots of one CPU.
-#[repr(align(64))]
-pub(super) struct Cache {
-    /// How many of a class's slots are probably filled, from the first on. A hint: where to look first.
-    filled: [AtomicU32; CLASSES],
-    slots: Box<[AtomicU32]>,
-    taken: AtomicUsize,
-    taken_bytes: AtomicUsize,
-    put: AtomicUsize,
-    /// Bytes in the slots, about, with small pages and with huge pages.
-    held: [AtomicUsize; 2],
-    /// `held` at the last tally.
-    tallied: [AtomicUsize; 2],
-    /// The node of the CPU. Only spans of this node wait here.
-    node: usize,
+// What the line of a CPU holds, each with small pages and with huge pages. Of spans that were taken and put in since the last tally, in the
+// low bits their number, above it their pages.
+const TAKEN: usize = 0;
+const PUT: usize = 2;
+/// Bytes on the stacks, about, as of the last tally.
+const HELD: usize = 4;
+
+const CALLS: u32 = 10;
+/// Calls after which a CPU's counts are added to the region's, at the latest.
+const TALLY_CALLS: usize = 256;
+/// And pages by which what the stacks hold grows: 4 MiB.
+const TALLY_PAGES: usize = (4 << 20) / PAGE_SIZE;
+
+fn calls(counted: usize) -> usize {
+    counted & ((1 << CALLS) - 1)
 }
 
-/// Calls after which a CPU's counts are added to the region's, at the latest.
-const TALLY_CALLS: usize = 64;
-/// And bytes by which what the slots hold grows.
-const TALLY_BYTES: usize = 4 << 20;
+/// Class 0 is that of spans that no cache takes.
+static PLACES: [Place; MOST_CLASSES] = {
+    let mut slots = [0; MOST_CLASSES];
+    let mut class = 0;
+    while class < CLASSES {
+        slots[class + 1] = classes::slots(class) as u16;
+        class += 1;
+    }
+    lay_out(slots)
+};
 
-fn bump(counter: &AtomicUsize, by: usize) -> usize {
-    let value = counter.load(Relaxed).wrapping_add(by);
+#[inline(always)]
+fn count(counter: &AtomicUsize, pages: usize) -> usize {
+    let value = counter.load(Relaxed).wrapping_add(pages << CALLS | 1);
     counter.store(value, Relaxed);
     value
 }
 
-impl Cache {
-    /// An empty cache for a CPU of `node`.
-    pub fn new(node: usize) -> Cache {
-        Cache {
-            filled: std::array::from_fn(|_| AtomicU32::new(0)),
-            slots: (0..total_slots()).map(|_| AtomicU32::new(EMPTY)).collect(),
-            taken: AtomicUsize::new(0),
-            taken_bytes: AtomicUsize::new(0),
-            put: AtomicUsize::new(0),
-            held: std::array::from_fn(|_| AtomicUsize::new(0)),
-            tallied: std::array::from_fn(|_| AtomicUsize::new(0)),
-            node,
-        }
+/// A span that was taken from a cache.
+#[derive(Debug, Clone, Copy)]
+pub struct Taken {
+    /// Where it begins.
+    pub start: NonNull<u8>,
+    /// Its length in bytes.
+    pub len: usize,
+    /// Whether [`Region::settle_cached`](super::Region::settle_cached) is to be called now.
+    pub due: bool,
+}
+
+/// What is left to do of a span that is given back and could not simply be put into a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Uncached {
+    /// Nothing has happened: it is freed in its zone, or is no span.
+    AsItWas,
+    /// It is retired, of this length, and the cache doesn't take it.
+    Retired(usize),
+    /// It is in the cache, and it is time to look at what is retained.
+    LookAfter(usize),
+}
+
+/// The caches of all CPUs, with what has to be known to use them in one place: what nearly every request meets.
+pub struct CpuCaches {
+    /// Where the arena begins, in bytes.
+    start: usize,
+    /// What begins where in the arena.
+    map: PageMap,
+    /// An offset into the arena shifted right by so much is the number of its zone, of which every second one has huge pages.
+    zone_shift: u32,
+    /// Whether spans that are freed may wait here.
+    open: AtomicBool,
+    /// Whether the spans that memory is zeroed ahead for go back to their zones.
+    zeroes_wanted: AtomicBool,
+    stacks: ClassStacks,
+    /// The node of each CPU; empty where there is only one. Only spans of its node wait on a CPU.
+    nodes: Box<[usize]>,
+}
+
+impl CpuCaches {
+    /// Empty caches of an arena that begins at `start`, whose zones are 2^`zone_shift` bytes long; `node_of` says the node of a CPU.
+    ///
+    /// # Errors
+    /// `ENOMEM` without address space.
+    pub(super) fn new(
+        start: usize,
+        map: PageMap,
+        zone_shift: u32,
+        nodes: usize,
+        node_of: impl Fn(usize) -> usize,
+    ) -> Result<CpuCaches, Errno> {
+        let stacks = ClassStacks::new(&PLACES)?;
+        let nodes = (0..if nodes > 1 { stacks.cpus() } else { 0 }).map(node_of).collect();
+        let [open, zeroes_wanted] = [false; 2].map(AtomicBool::new);
+        Ok(CpuCaches { start, map, zone_shift, open, zeroes_wanted, stacks, nodes })
     }
 
-    pub fn node(&self) -> usize {
-        self.node
+    /// The CPU that the calling thread runs on at this moment.
+    pub(super) fn here(&self) -> usize {
+        self.stacks.here()
     }
 
-    fn of(&self, class: usize) -> &[AtomicU32] {
-        &self.slots[OFFSETS[class] as usize..OFFSETS[class + 1] as usize]
+    /// The CPUs on which a span ever waited.
+    pub(super) fn used(&self) -> impl Iterator<Item = usize> + '_ {
+        self.stacks.used()
     }
 
-    /// Takes a span of `class` out, if there is one: the last one put in, as far as the hint is right.
+    /// The node of a CPU.
+    pub(super) fn node(&self, cpu: usize) -> usize {
+        self.nodes.get(cpu).copied().unwrap_or(0)
+    }
+
+    /// Says whether spans that are freed may wait here from now on.
+    pub(super) fn set_open(&self, open: bool) {
+        self.open.store(open, Relaxed);
+    }
+
+    /// Says whether the spans that memory is zeroed ahead for go back to their zones.
+    pub(super) fn set_zeroes_wanted(&self, wanted: bool) {
+        self.zeroes_wanted.store(wanted, Relaxed);
+    }
+
+    /// 1 for a page of a zone with huge pages, 0 for another.
     #[inline(always)]
-    pub fn take(&self, class: usize) -> Option<usize> {
-        let slots = self.of(class);
-        let hint = (self.filled[class].load(Relaxed) as usize).min(slots.len());
-        for at in (0..hint).rev() {
-            if slots[at].load(Relaxed) != EMPTY {
-                let span = slots[at].swap(EMPTY, Acquire);
-                if span != EMPTY {
-                    self.filled[class].store(at as u32, Relaxed);
-                    return Some(span as usize - 1);
-                }
-            }
-        }
-        if hint > 0 {
-            self.filled[class].store(0, Relaxed);
-        }
-        None
+    fn kind(&self, page: usize) -> usize {
+        (page * PAGE_SIZE) >> self.zone_shift & 1
     }
 
-    /// Puts the span that begins at page `page` of the arena in. Returns whether there was room.
+    /// A span for `size` bytes that waits on this CPU, if there is one: no lock, no system call, and `errno` stays as it is.
     #[inline(always)]
-    pub fn put(&self, class: usize, page: usize) -> bool {
-        let slots = self.of(class);
-        let hint = (self.filled[class].load(Relaxed) as usize).min(slots.len());
-        for at in (hint..slots.len()).chain(0..hint) {
-            if slots[at].load(Relaxed) == EMPTY
-                && slots[at].compare_exchange(EMPTY, page as u32 + 1, Release, Relaxed).is_ok()
-            {
-                self.filled[class].store(at.max(hint) as u32 + 1, Relaxed);
-                return true;
-            }
-        }
-        false
+    pub fn take(&self, size: usize) -> Option<Taken> {
+        let (page, line) = self.stacks.pop(classes::class_for(size))?;
+        let page = page as usize;
+        let span = self.map.employ(page);
+        let due = calls(count(&line.0[TAKEN + self.kind(page)], span.pages())) >= TALLY_CALLS;
+        let start = NonNull::new((self.start + page * PAGE_SIZE) as *mut u8)?;
+        Some(Taken { start, len: span.len(), due })
     }
 
-    /// Counts a span that was taken. Returns whether it is time for a tally.
+    /// Takes the span at `address` back into the cache of this CPU: no lock, no system call, and `errno` stays as it is. `Err` says what is to
+    /// be done instead.
     #[inline(always)]
-    pub fn count_taken(&self, len: usize, huge: bool) -> bool {
-        bump(&self.held[huge as usize], len.wrapping_neg());
-        bump(&self.taken_bytes, len);
-        bump(&self.taken, 1) >= TALLY_CALLS
-    }
-
-    /// Counts a span that was put in. Returns whether it is time for a tally.
-    #[inline(always)]
-    pub fn count_put(&self, len: usize, huge: bool) -> bool {
-        let held = bump(&self.held[huge as usize], len);
-        let grown = held.wrapping_sub(self.tallied[huge as usize].load(Relaxed)).cast_signed();
-        bump(&self.put, 1) >= TALLY_CALLS || grown >= TALLY_BYTES as isize
-    }
-
-    /// What was counted since the last call.
-    pub fn tally(&self) -> Tally {
-        let held_change = [0, 1].map(|kind| {
-            let held = self.held[kind].load(Relaxed);
-            held.wrapping_sub(self.tallied[kind].swap(held, Relaxed))
-        });
-        Tally {
-            taken: self.taken.swap(0, Relaxed),
-            taken_bytes: self.taken_bytes.swap(0, Relaxed),
-            put: self.put.swap(0, Relaxed),
-            held_change,
+    pub fn put(&self, address: usize) -> Result<(), Uncached> {
+        // Of an address that is not a page's, the low bits become high ones, and there is no such page.
+        let page = address.wrapping_sub(self.start).rotate_right(PAGE_SIZE.ilog2());
+        if !self.open.load(Relaxed) || (!self.nodes.is_empty() && !self.is_near(page)) {
+            return Err(Uncached::AsItWas);
         }
+        let span = self.map.retire(page).ok_or(Uncached::AsItWas)?;
+        if span.pages() >= ZERO_SOON / PAGE_SIZE && self.zeroes_wanted.load(Relaxed) {
+            return Err(Uncached::Retired(span.len()));
+        }
+        let Some(line) = self.stacks.push(span.class(), page as u32) else {
+            return Err(Uncached::Retired(span.len()));
+        };
+        let kind = self.kind(page);
+        let put = count(&line.0[PUT + kind], span.pages());
+        let grown = (put >> CALLS).wrapping_sub(line.0[TAKEN + kind].load(Relaxed) >> CALLS).cast_signed();
+        if calls(put) >= TALLY_CALLS || grown >= TALLY_PAGES as isize {
+            return Err(Uncached::LookAfter(span.len()));
+        }
+        Ok(())
     }
 
-    /// Takes every span out, for `release` to give it back to its zone.
-    pub fn drain(&self, mut release: impl FnMut(usize)) {
-        self.held.iter().for_each(|held| held.store(0, Relaxed));
-        for slot in &self.slots {
-            if slot.load(Relaxed) != EMPTY {
-                let span = slot.swap(EMPTY, AcqRel);
-                if span != EMPTY {
-                    release(span as usize - 1);
-                }
-            }
+    /// Whether `page` lies on the node of this CPU.
+    fn is_near(&self, page: usize) -> bool {
+        page < self.map.pages() && (page * PAGE_SIZE) >> (self.zone_shift + 1) == self.node(self.here())
+    }
+
+    /// What was counted on `cpu` since the last call.
+    pub(super) fn tally(&self, cpu: usize) -> Tally {
+        let mut tally = Tally::default();
+        let Line(line) = self.stacks.line(cpu);
+        for kind in [0, 1] {
+            let [taken, put] = [TAKEN, PUT].map(|counter| line[counter + kind].swap(0, Relaxed));
+            let bytes = |counted: usize| (counted >> CALLS) * PAGE_SIZE;
+            tally.taken += calls(taken);
+            tally.taken_bytes += bytes(taken);
+            tally.put += calls(put);
+            tally.held_change[kind] = bytes(put).wrapping_sub(bytes(taken));
+            line[HELD + kind].fetch_add(tally.held_change[kind], Relaxed);
         }
+        tally
+    }
+
+    /// Takes every span of this CPU out, for `release` to give the one that begins at a page of the arena back to its zone. Returns how
+    /// many there were.
+    pub(super) fn drain_here(&self, mut release: impl FnMut(usize)) -> usize {
+        self.stacks.drain_here(|page| release(page as usize))
+    }
+
+    /// As [`CpuCaches::drain_here`] for all CPUs; interrupts those that run this program.
+    pub(super) fn drain_all(&self, mut release: impl FnMut(usize)) -> usize {
+        self.stacks.drain(|_| true, |page| release(page as usize))
+    }
+
+    /// Everything that `cpu` held was taken out. Returns the change in bytes as in [`Tally::held_change`].
+    pub(super) fn emptied(&self, cpu: usize) -> [usize; 2] {
+        [0, 1].map(|kind| self.stacks.line(cpu).0[HELD + kind].swap(0, Relaxed).wrapping_neg())
+    }
+
+    /// In a forked child.
+    ///
+    /// # Safety
+    /// Called by the child's only thread.
+    pub(super) unsafe fn after_fork(&self) {
+        // SAFETY: by the function's own contract.
+        unsafe { self.stacks.after_fork() };
+    }
+
+    /// Where the stacks lie.
+    pub(super) fn own_memory(&self) -> crate::sys::memory::Range {
+        self.stacks.range()
     }
 }
 
 /// The largest arena of which spans can wait here, in bytes: 16 TiB.
-pub(super) const ARENA_MOST: usize = (u32::MAX as usize - 1) * PAGE_SIZE;
+pub(super) const ARENA_MOST: usize = (NONE as usize) * PAGE_SIZE;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
+    use super::super::spans::{Marks, Segment, State};
     use super::*;
+    use crate::sys::sched::{self, CpuSet};
+
+    const START: usize = 1 << 40;
+    const SHIFT: u32 = 30;
+
+    /// Runs `work` on one CPU, with empty caches and a function that says that a span of so many bytes is in use at an offset.
+    fn pinned<T: Send>(work: impl FnOnce(&CpuCaches, &dyn Fn(usize, usize)) -> T + Send) -> T {
+        let map = PageMap::new(2 << SHIFT >> 12).unwrap();
+        let caches = CpuCaches::new(START, map.part(0, map.pages()), SHIFT, 1, |_| 0).unwrap();
+        caches.set_open(true);
+        std::thread::scope(|scope| {
+            let work = || {
+                let mut one = CpuSet::new();
+                one.insert(sched::current_cpu());
+                sched::set_affinity(&one).unwrap();
+                let span = |offset: usize, size: usize| {
+                    let (len, class) = classes::span_for(size).unwrap();
+                    map.set(offset >> 12, &Segment { len, state: State::InUse, marks: Marks::default(), class });
+                };
+                work(&caches, &span)
+            };
+            scope.spawn(work).join().unwrap()
+        })
+    }
+
+    fn take(caches: &CpuCaches, size: usize) -> Option<usize> {
+        caches.take(size).map(|span| span.start.as_ptr() as usize - START)
+    }
 
     #[test]
     fn the_last_span_put_in_comes_out_first_and_each_once() {
-        let cache = Cache::new(0);
-        assert_eq!(cache.take(3), None);
-        for page in 0..slots(3) {
-            assert!(cache.put(3, page));
-        }
-        assert!(!cache.put(3, 1000), "full");
-        assert_eq!(cache.take(2), None, "another class");
-        for page in (0..slots(3)).rev() {
-            assert_eq!(cache.take(3), Some(page));
-        }
-        assert_eq!(cache.take(3), None);
-    }
-
-    #[test]
-    fn a_wrong_hint_loses_nothing() {
-        let cache = Cache::new(0);
-        for page in 0..8 {
-            assert!(cache.put(65, page));
-        }
-        // As a thread leaves it that was moved to another CPU in the middle.
-        cache.filled[65].store(3, Relaxed);
-        assert!(!cache.put(65, 9));
-        let mut out: Vec<usize> = std::iter::from_fn(|| cache.take(65)).collect();
-        cache.drain(|page| out.push(page));
-        out.sort_unstable();
-        assert_eq!(out, (0..8).collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn a_storm_hands_every_span_to_one_thread_at_a_time() {
-        use std::sync::atomic::AtomicBool;
-        let caches = [Cache::new(0), Cache::new(0)];
-        let owned: Vec<AtomicBool> = (0..40).map(|_| AtomicBool::new(false)).collect();
-        for page in 0..40 {
-            assert!(caches[page % 2].put(0, page));
-        }
-        std::thread::scope(|scope| {
-            for thread in 0..4usize {
-                let (caches, owned) = (&caches, &owned);
-                scope.spawn(move || {
-                    for step in 0..20_000 {
-                        let cache = &caches[(thread + step) % 2];
-                        if let Some(page) = cache.take(0) {
-                            assert!(!owned[page].swap(true, Acquire), "two owners");
-                            owned[page].store(false, Release);
-                            while !caches[step % 2].put(0, page) {}
-                        }
-                    }
-                });
+        pinned(|caches, span| {
+            let size = 100 << 10;
+            assert_eq!(take(caches, size), None);
+            let (len, class) = classes::span_for(size).unwrap();
+            let slots = classes::slots(class as usize - 1);
+            for index in 0..=slots {
+                span(index * len, size);
             }
+            assert!((0..slots).all(|index| matches!(caches.put(START + index * len), Ok(()) | Err(Uncached::LookAfter(_)))));
+            assert_eq!(caches.put(START + slots * len), Err(Uncached::Retired(len)), "full");
+            assert_eq!([take(caches, size / 2), take(caches, 2 * size)], [None, None], "another class");
+            assert!((0..slots).rev().all(|index| take(caches, size) == Some(index * len)));
+            assert_eq!(take(caches, size), None);
         });
-        let mut all = Vec::new();
-        caches.iter().for_each(|cache| cache.drain(|page| all.push(page)));
-        all.sort_unstable();
-        assert_eq!(all, (0..40).collect::<Vec<_>>());
-    }
-}
-
-/// The hand-over of a span from its last user to the next one through a slot, in every interleaving.
-#[cfg(all(test, loom))]
-mod model {
-    use super::*;
-    use loom::cell::UnsafeCell;
-    use loom::sync::Arc;
-
-    struct Shared {
-        cache: Cache,
-        memory: UnsafeCell<u32>,
-    }
-
-    // SAFETY: loom reports accesses to the cell that are not ordered.
-    unsafe impl Sync for Shared {}
-    // SAFETY: as above.
-    unsafe impl Send for Shared {}
-
-    fn use_it(shared: &Shared, page: usize) {
-        assert_eq!(page, 5);
-        // SAFETY: the span is this thread's.
-        shared.memory.with_mut(|memory| unsafe {
-            assert_eq!(*memory, 7);
-            *memory += 1;
-        });
-    }
-
-    fn shared() -> Arc<Shared> {
-        Arc::new(Shared { cache: Cache::new(0), memory: UnsafeCell::new(7) })
     }
 
     #[test]
-    fn the_next_user_sees_what_the_last_one_wrote() {
-        loom::model(|| {
-            let shared = shared();
-            let giver = {
-                let shared = shared.clone();
-                loom::thread::spawn(move || {
-                    // SAFETY: the span is this thread's until it is put in.
-                    shared.memory.with_mut(|memory| unsafe { *memory = 7 });
-                    assert!(shared.cache.put(1, 5));
-                })
-            };
-            if let Some(page) = shared.cache.take(1) {
-                use_it(&shared, page);
+    fn what_is_no_span_in_use_is_left_as_it_was() {
+        pinned(|caches, span| {
+            span(0, 64 << 10);
+            assert_eq!(caches.put(START), Ok(()));
+            for address in [START, START + 8, START + 4096, START - 4096, START + (2 << SHIFT), 0, usize::MAX] {
+                assert_eq!(caches.put(address), Err(Uncached::AsItWas), "{address:#x}");
             }
-            giver.join().unwrap();
+            assert_eq!(take(caches, 64 << 10), Some(0));
+            caches.set_open(false);
+            assert_eq!(caches.put(START), Err(Uncached::AsItWas));
         });
     }
 
     #[test]
-    fn a_span_is_taken_or_drained_but_not_both() {
-        loom::model(|| {
-            let shared = shared();
-            assert!(shared.cache.put(1, 5));
-            let taker = {
-                let shared = shared.clone();
-                loom::thread::spawn(move || shared.cache.take(1).map(|page| use_it(&shared, page)).is_some())
-            };
-            let mut drained = false;
-            shared.cache.drain(|page| {
-                use_it(&shared, page);
-                drained = true;
-            });
-            assert!(taker.join().unwrap() != drained, "had by both, or lost");
+    fn what_is_held_is_what_was_put_in_and_not_taken() {
+        pinned(|caches, span| {
+            let cpu = caches.here();
+            span(0, 64 << 10);
+            span(1 << SHIFT, 1 << 20);
+            assert_eq!([caches.put(START), caches.put(START + (1 << SHIFT))], [Ok(()), Ok(())]);
+            assert_eq!(take(caches, 64 << 10), Some(0));
+            let tally = Tally { taken: 1, taken_bytes: 64 << 10, put: 2, held_change: [0, 1 << 20] };
+            assert_eq!([caches.tally(cpu), caches.tally(cpu)], [tally, Tally::default()]);
+            span(1 << 20, 4 << 20);
+            assert_eq!(caches.put(START + (1 << 20)), Err(Uncached::LookAfter(4 << 20)), "4 MiB more");
+            assert_eq!(caches.tally(cpu).held_change, [4 << 20, 0]);
+            assert_eq!(caches.emptied(cpu).map(usize::wrapping_neg), [4 << 20, 1 << 20]);
+            assert_eq!(caches.emptied(cpu), [0, 0]);
+        });
+    }
+
+    #[test]
+    fn it_is_time_for_a_tally_after_so_many_calls() {
+        pinned(|caches, span| {
+            span(0, 32 << 20);
+            let mut due = 0;
+            for _ in 1..TALLY_CALLS {
+                assert!(matches!(caches.put(START), Ok(()) | Err(Uncached::LookAfter(_))));
+                due += caches.take(32 << 20).unwrap().due as usize;
+            }
+            assert_eq!(due, 0);
+            assert!(matches!(caches.put(START), Err(Uncached::LookAfter(_))));
+            assert!(caches.take(32 << 20).unwrap().due);
+        });
+    }
+
+    #[test]
+    fn spans_that_are_zeroed_ahead_do_not_wait_here() {
+        pinned(|caches, span| {
+            span(0, ZERO_SOON);
+            caches.set_zeroes_wanted(true);
+            assert_eq!(caches.put(START), Err(Uncached::Retired(ZERO_SOON)));
         });
     }
 }

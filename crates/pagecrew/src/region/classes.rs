@@ -45,12 +45,27 @@ pub fn span_for(size: usize) -> Option<(usize, u8)> {
 }
 
 /// The class of a request of so many pages, up to 2 MiB; 0 for one that no cache takes.
-const CLASS_OF_PAGES: [u8; SMALL_PAGES + 1] = {
+static CLASS_OF_PAGES: [u8; SMALL_PAGES + 1] = {
     let mut table = [0; SMALL_PAGES + 1];
     let mut pages = LEAST_PAGES;
     while pages <= SMALL_PAGES {
         table[pages] = round(pages).1;
         pages += 1;
+    }
+    table
+};
+
+/// All larger sizes are multiples of so many pages.
+const LARGE_STEP: usize = SMALL_PAGES / PER_LARGE_DOUBLING;
+const LARGE_STEPS: usize = CACHED_MOST / PAGE_SIZE / LARGE_STEP;
+
+/// The class of a request of so many steps, for more than 2 MiB.
+static CLASS_OF_STEPS: [u8; LARGE_STEPS + 1] = {
+    let mut table = [0; LARGE_STEPS + 1];
+    let mut steps = SMALL_PAGES / LARGE_STEP + 1;
+    while steps <= LARGE_STEPS {
+        table[steps] = round(steps * LARGE_STEP).1;
+        steps += 1;
     }
     table
 };
@@ -61,16 +76,12 @@ pub fn class_for(size: usize) -> u8 {
     let pages = size.wrapping_add(PAGE_SIZE - 1) / PAGE_SIZE;
     match CLASS_OF_PAGES.get(pages) {
         Some(&class) => class,
-        None => span_for(size).map_or(0, |(_, class)| class),
+        None => CLASS_OF_STEPS.get(pages.div_ceil(LARGE_STEP)).copied().unwrap_or(0),
     }
 }
 
 /// How many spans of a class a cache holds: fewer of the longer ones.
 pub const fn slots(class: usize) -> usize {
-    // A model looks at every interleaving, and what it has to remember is every slot.
-    if cfg!(loom) {
-        return 1;
-    }
     match class / PER_DOUBLING {
         0 | 1 => 64,
         2 => 32,

@@ -3,7 +3,7 @@
 //! Lock order: a zone's map, then its frontier, then nothing. No lock is held while the crew is called.
 
 use super::arena::{self, Arena, ZONE_ALIGN};
-use super::cache::{ARENA_MOST, Cache};
+use super::cache::{ARENA_MOST, CpuCaches};
 use super::classes::{self, ALIGNED_LEAST};
 use super::density::Density;
 use super::options::Options;
@@ -17,17 +17,13 @@ use crate::crew::{Crew, Employer, Task, Tick};
 use crate::stats::{Counters, StatsPage};
 use crate::sys::memory::{self, Advice, Protection, Range};
 use crate::sys::topology::{MAX_NODES, Topology};
-use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, procfs, rseq, sched};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, procfs, sched};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// More moved spans than this, and pages are copied instead: each may cost two mappings of `vm.max_map_count` (65,530).
 const MOVED_MOST: usize = 8192;
-/// Longer spans with huge pages are joined with what is free around them at once.
-const JOINED_LEAST: usize = 1 << 20;
-/// The most caches; beyond as many CPUs, two share one.
-const CACHES_MOST: usize = 256;
 /// Spans that are freed while another thread forks wait here for the lock: more than threads can have freed in that moment.
 const PARKED: usize = 64;
 
@@ -68,9 +64,7 @@ pub struct Core {
     pub(super) zones: Vec<Zone>,
     /// Each zone has 2^this bytes.
     zone_shift: u32,
-    caches: Box<[Cache]>,
-    /// Whether spans that are freed may wait in a cache.
-    pub(super) caching: AtomicBool,
+    pub(super) caches: CpuCaches,
     pub(super) stats: StatsPage,
     /// Sums over the zones. What is retained, and what of `used` lies in caches, with small pages and with huge pages.
     retained: [AtomicUsize; 2],
@@ -116,8 +110,15 @@ fn not_below_zero(sum: usize) -> usize {
 }
 
 impl Zone {
-    fn new(range: Range, node: usize, huge: bool, exact: bool, advice: Option<bool>) -> Result<Zone, Errno> {
-        let mut map = SpanMap::new(range.len, if huge { HUGE_PAGE_SIZE } else { PAGE_SIZE })?;
+    fn new(
+        range: Range,
+        pages: PageMap,
+        node: usize,
+        huge: bool,
+        exact: bool,
+        advice: Option<bool>,
+    ) -> Result<Zone, Errno> {
+        let mut map = SpanMap::on(pages, if huge { HUGE_PAGE_SIZE } else { PAGE_SIZE })?;
         if exact {
             map.be_exact();
         }
@@ -242,6 +243,8 @@ impl Core {
         let zone_shift = (arena.range().len / (2 * nodes)).ilog2();
         let zone_len = 1usize << zone_shift;
         let aligned = zone_len >= ZONE_ALIGN;
+        // One for the whole arena, so that an address says where to look by itself.
+        let map = PageMap::new(2 * nodes * (zone_len / PAGE_SIZE))?;
         let mut zones = Vec::with_capacity(2 * nodes);
         for node in 0..nodes {
             for huge in [false, true] {
@@ -255,23 +258,23 @@ impl Core {
                 }
                 stats.zones[zones.len()]
                     .publish(crate::stats::ZoneBytes { reserved: range.len as u64, ..Default::default() });
-                zones.push(Zone::new(range, node, huge, arena.exact(), advice)?);
+                let pages = zone_len / PAGE_SIZE;
+                let pages = map.part(zones.len() * pages, pages);
+                zones.push(Zone::new(range, pages, node, huge, arena.exact(), advice)?);
             }
         }
         stats.set_zone_count(zones.len());
         let retention = Retention::new(&options);
         let guards = options.guards && guards_work();
-        // Where there is no rseq, the C library says which CPU it is.
-        let _ = rseq::prepare();
-        let cpus = sched::possible_cpus().clamp(1, CACHES_MOST);
-        let caching = may_cache(&options);
+        let node_of = |cpu| topology.node_of(cpu).min(nodes - 1);
+        let caches = CpuCaches::new(arena.range().start, map, zone_shift, nodes, node_of)?;
+        caches.set_open(may_cache(&options));
         Ok(Core {
             options,
             arena,
             zones,
             zone_shift,
-            caches: (0..cpus).map(|cpu| Cache::new(topology.node_of(cpu).min(nodes - 1))).collect(),
-            caching: AtomicBool::new(caching),
+            caches,
             stats,
             retained: [AtomicUsize::new(0), AtomicUsize::new(0)],
             cached: [AtomicUsize::new(0), AtomicUsize::new(0)],
@@ -299,7 +302,6 @@ impl Core {
     }
 
     /// The zone that `address` lies in.
-    #[inline(always)]
     pub fn zone_of(&self, address: usize) -> Option<&Zone> {
         let offset = address.wrapping_sub(self.arena.range().start);
         self.zones.get(offset >> self.zone_shift)
@@ -409,7 +411,7 @@ impl Core {
             self.sum_up_own();
             let waiting = || self.density.share_of(self.cached_of(0)) + self.cached_of(1);
             let found = retained()
-                .or_else(|| (waiting() >= len / 2 && self.drain(self.cache())).then(retained).flatten())
+                .or_else(|| (waiting() >= len / 2 && self.drain_here()).then(retained).flatten())
                 .or_else(|| {
                     (waiting() >= len / 8 && self.exceeds_peak(len) && self.drain_caches()).then(retained).flatten()
                 });
@@ -539,85 +541,43 @@ impl Core {
 
     // The caches.
 
-    /// The cache of the CPU that the calling thread runs on.
-    #[inline(always)]
-    fn cache(&self) -> &Cache {
-        let cpu = sched::this_cpu();
-        self.caches.get(cpu).unwrap_or_else(|| &self.caches[cpu % self.caches.len()])
-    }
-
     /// The address of page `page` of the arena.
-    #[inline(always)]
     fn address(&self, page: usize) -> usize {
         self.arena.range().start + page * PAGE_SIZE
     }
 
-    /// A span of `class` (counted from 1) that waits in the cache of this CPU. Its address and length.
-    #[inline(always)]
-    pub fn take_cached(&self, class: u8) -> Option<(usize, usize)> {
-        let cache = self.cache();
-        let address = self.address(cache.take(class as usize - 1)?);
-        let zone = self.zone_of(address)?;
-        let len = zone.pages.employ((address - zone.range.start) / PAGE_SIZE);
-        if cache.count_taken(len, zone.huge) {
-            self.sum_up(cache);
-        }
-        Some((address, len))
-    }
-
-    /// Takes the span at `address` back into the cache of this CPU. `Err` says what is to be done instead.
-    #[inline(always)]
-    pub fn put_cached(&self, address: usize) -> Result<(), Uncached> {
-        let Some(zone) = self.zone_of(address).filter(|_| self.caching.load(Ordering::Relaxed)) else {
-            return Err(Uncached::AsItWas);
-        };
-        let offset = address - zone.range.start;
-        if !offset.is_multiple_of(PAGE_SIZE) {
-            return Err(Uncached::AsItWas);
-        }
-        let cache = self.cache();
-        if zone.node != cache.node() {
-            return Err(Uncached::AsItWas);
-        }
-        let retired = zone.pages.retire(offset / PAGE_SIZE).ok_or(Uncached::AsItWas)?;
-        let page = (address - self.arena.range().start) / PAGE_SIZE;
-        // A large span that is touched whole costs far more than a lock, and would keep the memory around it in pieces while it waits.
-        if (zone.huge && retired.len > JOINED_LEAST) || self.wants_zeroed(retired.len) {
-            return Err(Uncached::Retired(retired.len));
-        }
-        if !cache.put(retired.class as usize - 1, page) {
-            return Err(Uncached::Retired(retired.len));
-        }
-        if cache.count_put(retired.len, zone.huge) { Err(Uncached::LookAfter(retired.len)) } else { Ok(()) }
-    }
-
-    /// Adds what a cache has counted to the region's sums.
+    /// Adds what was counted on a CPU to the region's sums.
     #[cold]
     #[inline(never)]
-    pub fn sum_up(&self, cache: &Cache) {
-        let tally = cache.tally();
+    pub fn sum_up(&self, cpu: usize) {
+        let tally = self.caches.tally(cpu);
         self.counters().allocations.add(tally.taken as u64);
         self.counters().allocated_bytes.add(tally.taken_bytes as u64);
         self.counters().reused_bytes.add(tally.taken_bytes as u64);
         self.counters().cached_allocations.add(tally.taken as u64);
         self.counters().frees.add(tally.put as u64);
-        for (kind, change) in tally.held_change.into_iter().enumerate().filter(|&(_, change)| change != 0) {
-            self.cached[kind].fetch_add(change, Ordering::Relaxed);
-            self.zones[2 * cache.node() + kind].cached.fetch_add(change, Ordering::Relaxed);
-        }
+        self.note_held(cpu, tally.held_change);
         self.target_after_caching(tally.held_change[0].wrapping_add(tally.held_change[1]));
         self.note_call();
         self.retention.note(self.retained(), self.in_use());
     }
 
-    /// As [`Core::sum_up`] for the cache of this CPU.
-    pub fn sum_up_own(&self) {
-        self.sum_up(self.cache());
+    /// What waits on a CPU has changed.
+    fn note_held(&self, cpu: usize, change: [usize; 2]) {
+        for (kind, change) in change.into_iter().enumerate().filter(|&(_, change)| change != 0) {
+            self.cached[kind].fetch_add(change, Ordering::Relaxed);
+            self.zones[2 * self.caches.node(cpu) + kind].cached.fetch_add(change, Ordering::Relaxed);
+        }
     }
 
-    /// As [`Core::sum_up`] for every cache.
+    /// As [`Core::sum_up`] for this CPU.
+    pub fn sum_up_own(&self) {
+        self.sum_up(self.caches.here());
+    }
+
+    /// As [`Core::sum_up`] for every CPU.
     pub fn sum_up_all(&self) {
-        self.caches.iter().for_each(|cache| self.sum_up(cache));
+        self.caches.used().for_each(|cpu| self.sum_up(cpu));
     }
 
     /// Publishes what every zone has now.
@@ -630,21 +590,37 @@ impl Core {
 
     /// Gives every span that waits in a cache back to its zone. Returns whether there was any.
     pub fn drain_caches(&self) -> bool {
-        self.caches.iter().filter(|cache| self.drain(cache)).count() > 0
+        let mut len = 0;
+        let any = self.caches.drain_all(|page| len += self.release_cached(page)) > 0;
+        if any {
+            self.caches.used().for_each(|cpu| self.note_drained(cpu));
+            self.target_after_caching(len);
+        }
+        any
     }
 
-    fn drain(&self, cache: &Cache) -> bool {
-        let mut drained = 0;
-        cache.drain(|page| {
-            let address = self.address(page);
-            if let Some(zone) = self.zone_of(address) {
-                drained += self.release_retired(zone, address - zone.range.start);
-            }
-        });
-        // What was free is free: only its place has changed.
-        self.sum_up(cache);
-        self.target_after_caching(drained);
-        drained > 0
+    /// As [`Core::drain_caches`] for this CPU, which disturbs no other.
+    fn drain_here(&self) -> bool {
+        let (cpu, mut len) = (self.caches.here(), 0);
+        let any = self.caches.drain_here(|page| len += self.release_cached(page)) > 0;
+        if any {
+            self.note_drained(cpu);
+            self.target_after_caching(len);
+        }
+        any
+    }
+
+    fn release_cached(&self, page: usize) -> usize {
+        let address = self.address(page);
+        self.zone_of(address).map_or(0, |zone| self.release_retired(zone, address - zone.range.start))
+    }
+
+    /// What was free is free: only its place has changed.
+    fn note_drained(&self, cpu: usize) {
+        self.sum_up(cpu);
+        let change = self.caches.emptied(cpu);
+        self.note_held(cpu, change);
+        self.target_after_caching(change[0].wrapping_add(change[1]));
     }
 
     /// Gives a span that was retired and is in no cache back to its zone. Returns its length in bytes.
@@ -700,6 +676,8 @@ impl Core {
             self.seat.after_fork();
             let _ = self.stats.detach();
         }
+        // SAFETY: by the function's own contract.
+        unsafe { self.caches.after_fork() };
         for zone in &self.zones {
             // A thread of the parent that waited for the zone is not here.
             zone.waiting.store(0, Ordering::Relaxed);
@@ -724,17 +702,6 @@ impl Core {
             self.publish(zone, &mut inner);
         }
     }
-}
-
-/// What is left to do of a span that is given back and could not simply be put into a cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Uncached {
-    /// Nothing has happened: it is freed in its zone, or is no span.
-    AsItWas,
-    /// It is retired, of this length, and the cache doesn't take it.
-    Retired(usize),
-    /// It is in the cache, and it is time to look at what is retained.
-    LookAfter(usize),
 }
 
 impl Employer for Core {

@@ -90,6 +90,7 @@ impl Region {
         for zone in &self.core().zones {
             zone.lock().map.own_memory().for_each(|range| list.cut(range));
         }
+        list.cut(self.core().caches.own_memory());
         // What is in use in the arena, and what is retained there. Adjacent spans are given back together.
         let mut spans = List::new();
         let mut sum = 0;

@@ -45,7 +45,7 @@ pub use rider::Rider;
 pub use resize::ResizeError;
 
 use self::core::Need;
-pub use self::core::Uncached;
+pub use cache::{CpuCaches, Taken, Uncached};
 use self::core::{Core, Inner, RegionCrew, Zone};
 use crate::crew::{Crew, Employer, ForkGuard, Operation, Task};
 use crate::stats::{Snapshot, StatsPage};
@@ -219,15 +219,27 @@ impl Region {
         Ok(Self::pointer(span.start))
     }
 
-    /// A span that waits on this CPU, if one of the right size does: no lock, no system call, and `errno` stays as it is.
-    #[inline(always)]
-    pub fn take_cached(&self, size: usize, align: usize) -> Option<Range> {
-        let class = classes::class_for(size);
-        if class == 0 || align > PAGE_SIZE || !align.is_power_of_two() {
+    /// The caches of spans before the region, for those who want nothing else of it most of the time.
+    pub fn caches(&self) -> &CpuCaches {
+        &self.core().caches
+    }
+
+    /// Brings the books up to date with what caches have counted: to be called where they say so.
+    #[cold]
+    #[inline(never)]
+    pub fn settle_cached(&self) {
+        self.core().sum_up_own();
+    }
+
+    fn take_cached(&self, size: usize, align: usize) -> Option<Range> {
+        if align > PAGE_SIZE || !align.is_power_of_two() {
             return None;
         }
-        let (start, len) = self.core().take_cached(class)?;
-        Some(Range { start, len })
+        let span = self.core().caches.take(size)?;
+        if span.due {
+            self.settle_cached();
+        }
+        Some(Range { start: span.start.as_ptr() as usize, len: span.len })
     }
 
     /// Hands out `size` bytes aligned to `align` without a page behind them: for a layer that keeps books of its own of what it touches.
@@ -306,7 +318,6 @@ impl Region {
         self.core().huge_spans()
     }
 
-    #[inline(always)]
     fn pointer(address: usize) -> NonNull<u8> {
         NonNull::new(address as *mut u8).expect("an arena is never mapped at address 0")
     }
@@ -359,30 +370,17 @@ impl Region {
     /// See [`PointerError`]; nothing has changed then.
     #[inline]
     pub unsafe fn free(&self, pointer: NonNull<u8>) -> Result<(), PointerError> {
-        match self.core().put_cached(pointer.as_ptr() as usize) {
+        match self.core().caches.put(pointer.as_ptr() as usize) {
             Ok(()) => Ok(()),
             // SAFETY: by the function's own contract.
             Err(why) => unsafe { self.free_uncached(pointer, why) },
         }
     }
 
-    /// The first half of [`Region::free`]: takes the span back into the cache of this CPU, without a lock or a system call, and `errno` stays
-    /// as it is.
+    /// What [`Region::free`] does where [`CpuCaches::put`] doesn't.
     ///
     /// # Safety
-    /// As [`Region::free`].
-    ///
-    /// # Errors
-    /// What is left to do; [`Region::free_uncached`] has to be called with it.
-    #[inline(always)]
-    pub unsafe fn put_cached(&self, pointer: NonNull<u8>) -> Result<(), Uncached> {
-        self.core().put_cached(pointer.as_ptr() as usize)
-    }
-
-    /// The second half of [`Region::free`].
-    ///
-    /// # Safety
-    /// As [`Region::free`]; `why` is what [`Region::put_cached`] has said of this pointer just now.
+    /// As [`Region::free`]; `why` is what [`CpuCaches::put`] has said of this pointer just now.
     ///
     /// # Errors
     /// As [`Region::free`].
@@ -420,7 +418,7 @@ impl Region {
             }
             // It may wait in a cache from now on.
             zone.clear_fresh(offset, span);
-            match core.put_cached(pointer.as_ptr() as usize) {
+            match core.caches.put(pointer.as_ptr() as usize) {
                 Ok(()) => return Ok(()),
                 Err(Uncached::AsItWas) => {}
                 // SAFETY: by the function's own contract.

@@ -1,8 +1,9 @@
 //! What lies at an address: one word for each page of a zone, of which that of a run's first page says its state, length and marks.
 //!
 //! The zone's lock protects every word but those of spans that were handed out. Such a span belongs to one thread at a time: its user, who
-//! frees it; then the cache that it waits in; then whoever takes it from there. So `InUse` and `Cached` change without a lock. A span that
-//! is freed twice at the same time is freed by the thread whose exchange succeeds.
+//! frees it; then the cache that it waits in; then whoever takes it from there. So `InUse` and `Cached` change without a lock or an atomic
+//! exchange. A program that frees a span twice is told; one that does so in two threads within the same few nanoseconds may not be, as
+//! with every malloc that takes no lock.
 
 use super::spans::{Marks, Segment, State};
 use crate::sys::memory::Range;
@@ -22,6 +23,9 @@ const ZEROING: u64 = 6;
 const DISCARDING: u64 = 7;
 const GIVEN_UP: u64 = 8;
 const LOST: u64 = 9;
+/// In use and cached, where no cache takes the span: it has no class. Differ in the same bit as those with a class.
+const IN_USE_ALONE: u64 = 10;
+const CACHED_ALONE: u64 = 11;
 const STATES: u64 = 0xf;
 
 const MOVED: u64 = 1 << 4;
@@ -37,6 +41,8 @@ const PAGES: u32 = 20;
 fn encode(segment: &Segment) -> u64 {
     let (state, tag) = match segment.state {
         State::Reserved => (RESERVED, 0),
+        State::InUse if segment.class == 0 => (IN_USE_ALONE, 0),
+        State::Cached if segment.class == 0 => (CACHED_ALONE, 0),
         State::InUse => (IN_USE, segment.class as u64),
         State::Cached => (CACHED, segment.class as u64),
         State::Dirty => (DIRTY, 0),
@@ -56,8 +62,8 @@ fn decode(word: u64) -> Option<Segment> {
     let tag = (word >> TAG & 0xff) as usize;
     let (state, class) = match word & STATES {
         RESERVED => (State::Reserved, 0),
-        IN_USE => (State::InUse, tag),
-        CACHED => (State::Cached, tag),
+        IN_USE | IN_USE_ALONE => (State::InUse, tag),
+        CACHED | CACHED_ALONE => (State::Cached, tag),
         DIRTY => (State::Dirty, 0),
         ZEROED => (State::Zeroed, 0),
         ZEROING => (State::Zeroing(tag), 0),
@@ -76,22 +82,50 @@ fn decode(word: u64) -> Option<Segment> {
     Some(Segment { len: (word >> PAGES) as usize * PAGE_SIZE, state, marks, class: class as u8 })
 }
 
-/// A span that was taken out of use for its cache.
+/// What the map said of a span that was taken out of use for its cache, or out of its cache for use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cacheable {
+pub struct Cacheable(u64);
+
+impl Cacheable {
     /// Its class and one.
-    pub class: u8,
-    /// Length in bytes.
-    pub len: usize,
+    #[inline(always)]
+    pub fn class(self) -> u8 {
+        (self.0 >> TAG) as u8
+    }
+
+    /// Its pages.
+    #[inline(always)]
+    pub fn pages(self) -> usize {
+        (self.0 >> PAGES) as usize
+    }
+
+    /// Its length in bytes.
+    #[inline(always)]
+    pub fn len(self) -> usize {
+        self.pages() * PAGE_SIZE
+    }
 }
 
 impl PageMap {
-    /// A map of a zone of `pages` pages in which nothing begins.
+    /// A map of `pages` pages in which nothing begins.
     ///
     /// # Errors
     /// `ENOMEM` without address space.
     pub fn new(pages: usize) -> Result<PageMap, Errno> {
         Words::new(pages).map(PageMap)
+    }
+
+    /// The map of the `pages` pages from `first` on: what one says, the other does.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn part(&self, first: usize, pages: usize) -> PageMap {
+        PageMap(self.0.part(first, pages))
+    }
+
+    /// How many pages it is a map of.
+    pub fn pages(&self) -> usize {
+        self.0.len()
     }
 
     /// What begins at page `page`.
@@ -120,29 +154,29 @@ impl PageMap {
     pub fn retire(&self, page: usize) -> Option<Cacheable> {
         let word = self.0.get(page)?;
         let found = word.load(Relaxed);
-        let class = (found >> TAG) as u8;
-        if found & 0xff != IN_USE || class == 0 {
+        if found & 0xff != IN_USE {
             return None;
         }
-        word.compare_exchange(found, found ^ (IN_USE ^ CACHED), Release, Relaxed).ok()?;
-        Some(Cacheable { class, len: (found >> PAGES) as usize * PAGE_SIZE })
+        word.store(found ^ (IN_USE ^ CACHED), Release);
+        Some(Cacheable(found))
     }
 
     /// As [`PageMap::retire`] for any span in use, which then waits for its zone. Returns whether there was one.
     pub fn retire_any(&self, page: usize) -> bool {
         let Some(word) = self.0.get(page) else { return false };
-        let retire = |found: u64| (found & STATES == IN_USE).then_some(found ^ (IN_USE ^ CACHED));
+        let in_use = |found: u64| matches!(found & STATES, IN_USE | IN_USE_ALONE);
+        let retire = |found: u64| in_use(found).then_some(found ^ (IN_USE ^ CACHED));
         word.fetch_update(Release, Relaxed, retire).is_ok()
     }
 
-    /// The span at page `page`, which was taken from a cache or could not be put into one, is in use again. Returns its length in bytes.
+    /// The span at page `page`, which was taken from a cache, is in use again.
     #[inline(always)]
-    pub fn employ(&self, page: usize) -> usize {
+    pub fn employ(&self, page: usize) -> Cacheable {
         let word = self.0.at(page);
         let found = word.load(Acquire);
         debug_assert_eq!(found & 0xff, CACHED);
         word.store(found ^ (IN_USE ^ CACHED), Release);
-        (found >> PAGES) as usize * PAGE_SIZE
+        Cacheable(found)
     }
 
     /// Gives the memory back that says that nothing lies in pages `[from, to)`.
@@ -153,12 +187,6 @@ impl PageMap {
     /// Where the map lies.
     pub fn range(&self) -> Range {
         self.0.range()
-    }
-
-    /// The zone ends at page `page` from now on.
-    pub fn close_from(&self, page: usize) {
-        // SAFETY: nothing is handed out there, so only a pointer that is none of ours could be looked up at this moment.
-        unsafe { self.0.close_from(page) };
     }
 }
 
@@ -184,10 +212,11 @@ mod tests {
             for bits in 0..32u8 {
                 let [moved, altered, guarded, fresh, wiped] = [1, 2, 4, 8, 16].map(|bit| bits & bit != 0);
                 let marks = Marks { moved, altered, guarded, fresh, wiped };
-                let class = if matches!(state, State::InUse | State::Cached) { 41 } else { 0 };
-                let segment = Segment { len: (1 << 40) + 4096, state, marks, class };
-                map.set(2, &segment);
-                assert_eq!(map.get(2), Some(segment));
+                for class in if matches!(state, State::InUse | State::Cached) { 0..42 } else { 0..1 } {
+                    let segment = Segment { len: (1 << 40) + 4096, state, marks, class };
+                    map.set(2, &segment);
+                    assert_eq!(map.get(2), Some(segment));
+                }
             }
         }
         map.clear(2);
@@ -199,12 +228,15 @@ mod tests {
         let map = PageMap::new(4).unwrap();
         let plain = Segment { len: 1 << 16, state: State::InUse, marks: Marks::default(), class: 3 };
         map.set(1, &plain);
-        assert_eq!(map.retire(1), Some(Cacheable { class: 3, len: 1 << 16 }));
+        assert_eq!(map.retire(1).map(|span| (span.class(), span.len())), Some((3, 1 << 16)));
         assert_eq!((map.retire(1), map.retire(0)), (None, None), "freed twice, and never handed out");
-        assert_eq!((map.employ(1), map.get(1)), (1 << 16, Some(plain)));
+        assert_eq!((map.employ(1).len(), map.get(1)), (1 << 16, Some(plain)));
         map.mark_altered(1);
         assert_eq!(map.retire(1), None);
         map.set(2, &Segment { class: 0, ..plain });
         assert_eq!(map.retire(2), None);
+        assert!(map.retire_any(2) && !map.retire_any(2));
+        assert_eq!(map.get(2), Some(Segment { class: 0, state: State::Cached, ..plain }));
+        assert_eq!(map.part(1, 2).get(1), map.get(2));
     }
 }

@@ -196,7 +196,7 @@ impl Core {
     fn set_cramped(&self, cramped: bool) {
         let before = self.retention.cramped.swap(cramped, Ordering::Relaxed);
         if cramped != before {
-            self.caching.store(self.may_cache() && !cramped, Ordering::Relaxed);
+            self.caches.set_open(self.may_cache() && !cramped);
         }
         if cramped {
             self.drain_caches();

@@ -253,6 +253,9 @@ const CANDIDATES: usize = 16;
 /// How many segments a run may be put together from, for the same reason.
 const RUN: usize = 12;
 
+/// Longer spans with huge pages are joined with what is free around them at once.
+const JOINED_LEAST: usize = 1 << 20;
+
 /// The map of so much address space may keep its memory: a thousandth of it.
 const MAPPED_MOST: usize = 32 << 20;
 
@@ -268,16 +271,28 @@ impl SpanMap {
     /// # Panics
     /// If `len` is not a multiple of `granule`, that not one of a page, or either is 0.
     pub fn new(len: usize, granule: usize) -> Result<SpanMap, Errno> {
+        SpanMap::on(PageMap::new(len / PAGE)?, granule)
+    }
+
+    /// As [`SpanMap::new`] for a zone of which `map` is the map: nothing begins there yet.
+    ///
+    /// # Errors
+    /// As [`SpanMap::new`].
+    ///
+    /// # Panics
+    /// As [`SpanMap::new`].
+    pub fn on(map: PageMap, granule: usize) -> Result<SpanMap, Errno> {
+        let pages = map.pages();
+        let len = pages * PAGE;
         assert!(len > 0 && granule.is_power_of_two() && granule >= PAGE && len.is_multiple_of(granule));
-        assert!(len / PAGE < u32::MAX as usize);
-        let pages = len / PAGE;
+        assert!(pages < u32::MAX as usize);
         Ok(SpanMap {
             len,
             granule,
             loose: true,
             top: 0,
             mapped: 0,
-            map: Arc::new(PageMap::new(pages)?),
+            map: Arc::new(map),
             heads: Bits::new(pages)?,
             available: (0..4).map(|_| Bins::new()).collect(),
             links: Links::new(pages)?,
@@ -608,7 +623,8 @@ impl SpanMap {
         self.keep_rest_of_granules(offset, len, &pieces);
         let fresh = pieces.backed() == 0;
         let marks = Marks { fresh, ..marks };
-        self.put(offset, Segment { len, state: State::InUse, marks, class: request.class });
+        let class = self.class_here(len, request.class);
+        self.put(offset, Segment { len, state: State::InUse, marks, class });
         Some(Grant { offset, len, pieces })
     }
 
@@ -626,6 +642,12 @@ impl SpanMap {
         if reserved(pieces.first()) {
             self.reserved_to_zeroed(offset & !(self.granule - 1), offset);
         }
+    }
+
+    /// The class of a span of this length here. A long one that is touched whole costs far more than a lock, and would keep the memory
+    /// around it in pieces while it waits in a cache: it has none.
+    fn class_here(&self, len: usize, class: u8) -> u8 {
+        if self.granule > PAGE && len > JOINED_LEAST { 0 } else { class }
     }
 
     /// Makes zeroed memory of the address space that lies in `[from, to)` at the end of it that a span was just cut out of.
@@ -788,6 +810,7 @@ impl SpanMap {
     pub fn grow(&mut self, offset: usize, len: usize, class: u8, revocable: bool) -> Option<Pieces> {
         let segment = self.in_use_at(offset).expect("a span in use begins here");
         assert!(len > segment.len && len.is_multiple_of(PAGE));
+        let class = self.class_here(len, class);
         let request = Request { len, align: PAGE, want: Want::Any, class, revocable, fresh: true };
         let (end, wanted_end) = (offset + segment.len, offset.checked_add(len).filter(|&end| end <= self.len)?);
         let (mut at, mut count) = (end, 0);
@@ -819,6 +842,7 @@ impl SpanMap {
     pub fn shrink(&mut self, offset: usize, len: usize, class: u8) -> Option<(usize, usize)> {
         let segment = self.in_use_at(offset).expect("a span in use begins here");
         assert!(len > 0 && len <= segment.len);
+        let class = self.class_here(len, class);
         self.take(offset);
         let marks = Marks { fresh: false, ..segment.marks };
         if len == segment.len {
@@ -951,8 +975,7 @@ impl SpanMap {
             unmap(self.top, rest);
             self.bytes.reserved -= rest as u64;
             self.len = self.top;
-            self.map.close_from(self.top / PAGE);
-            self.links.close_from(self.top / PAGE);
+            self.give_back_map();
         }
     }
 
@@ -1379,13 +1402,13 @@ mod tests {
                         let index = which % spans.len();
                         let (start, len) = spans[index];
                         if let Some(cacheable) = words.retire(start) {
-                            prop_assert_eq!(cacheable.len, len * G);
+                            prop_assert_eq!(cacheable.len(), len * G);
                             prop_assert!(map.in_use_at(start * G).is_none());
                             if back {
                                 spans.swap_remove(index);
                                 prop_assert_eq!(map.release(start * G), None);
                             } else {
-                                prop_assert_eq!(words.employ(start), len * G);
+                                prop_assert_eq!(words.employ(start).len(), len * G);
                             }
                         }
                     }

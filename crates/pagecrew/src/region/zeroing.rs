@@ -110,6 +110,7 @@ impl Core {
         if want == Want::Zeroes {
             self.zeroing.wanted.fetch_add(usable, Ordering::Relaxed);
             self.zeroing.in_demand.store(true, Ordering::Relaxed);
+            self.caches.set_zeroes_wanted(true);
             return;
         }
         let zeroed = pieces.iter().filter(|piece| matches!(piece.state, State::Zeroed | State::Zeroing(_)));
@@ -132,6 +133,7 @@ impl Core {
         drop(demand);
         if goal == 0 {
             self.zeroing.in_demand.store(false, Ordering::Relaxed);
+            self.caches.set_zeroes_wanted(false);
         }
         if !self.options.zero {
             return;
@@ -211,12 +213,6 @@ impl Core {
             whole = zero(range);
         }
         (whole, clock::now_ns() - begin)
-    }
-
-    /// Whether a free span of `len` bytes is zeroed ahead rather than left in a cache as it is.
-    #[inline(always)]
-    pub fn wants_zeroed(&self, len: usize) -> bool {
-        len >= ZERO_SOON && self.zeroing.in_demand.load(Ordering::Relaxed)
     }
 
     /// Whether zeroing some of `freed` bytes ahead may be worth a look of the watcher.

@@ -2,15 +2,20 @@
 
 use super::memory::{self, Advice, Protection, Range};
 use super::{Errno, PAGE_SIZE};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
-/// An array of atomic words, all zero at first. Pages of it that were never written have no memory.
-#[derive(Debug)]
+/// An array of atomic words, all zero at first, or a part of one. Pages of it that were never written have no memory.
+#[derive(Debug, Clone)]
 pub struct Words {
     start: usize,
-    /// Words that there are.
-    count: AtomicUsize,
+    count: usize,
+    /// Goes with the last part.
+    mapping: Arc<Mapping>,
 }
+
+#[derive(Debug)]
+struct Mapping(Range);
 
 impl Words {
     /// An array of `count` words.
@@ -18,25 +23,43 @@ impl Words {
     /// # Errors
     /// Those of [`memory::map`].
     pub fn new(count: usize) -> Result<Words, Errno> {
-        let len = (count * size_of::<AtomicU64>()).next_multiple_of(PAGE_SIZE).max(PAGE_SIZE);
+        let len = Self::len_of(count);
         let range = Range { start: memory::map(len, Protection::ReadWrite)?, len };
         // One word written must not cost 2 MiB, whatever the system's setting is.
         // SAFETY: this kind of advice changes no contents.
         let _ = unsafe { memory::advise(range, Advice::NoHugePage) };
-        Ok(Words { start: range.start, count: AtomicUsize::new(count) })
+        Ok(Words { start: range.start, count, mapping: Arc::new(Mapping(range)) })
+    }
+
+    /// The `count` words from `first` on.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn part(&self, first: usize, count: usize) -> Words {
+        assert!(first.checked_add(count).is_some_and(|end| end <= self.count));
+        Words { start: self.start + first * size_of::<AtomicU64>(), count, mapping: self.mapping.clone() }
+    }
+
+    /// How many words it has.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    fn len_of(count: usize) -> usize {
+        (count * size_of::<AtomicU64>()).next_multiple_of(PAGE_SIZE).max(PAGE_SIZE)
     }
 
     /// Where the array lies.
     pub fn range(&self) -> Range {
-        let len = self.count.load(Ordering::Relaxed) * size_of::<AtomicU64>();
-        Range { start: self.start, len: len.next_multiple_of(PAGE_SIZE).max(PAGE_SIZE) }
+        Range { start: self.start, len: Self::len_of(self.count) }
     }
 
     /// The word at `index`, if there is one.
     #[inline(always)]
     pub fn get(&self, index: usize) -> Option<&AtomicU64> {
-        // SAFETY: the mapping holds `count` words and lives as long as `self`; zero is a valid word.
-        (index < self.count.load(Ordering::Relaxed)).then(|| unsafe { &*(self.start as *const AtomicU64).add(index) })
+        // SAFETY: the mapping holds `count` words from `start` on and lives as long as `self`; zero is a valid word.
+        (index < self.count).then(|| unsafe { &*(self.start as *const AtomicU64).add(index) })
     }
 
     /// The word at `index`.
@@ -57,34 +80,19 @@ impl Words {
             let _ = unsafe { memory::discard(Range { start, len: end - start }) };
         }
     }
-
-    /// Gives the words from `index` on up: the array ends there.
-    ///
-    /// # Safety
-    /// Nobody uses a word there at this moment.
-    pub unsafe fn close_from(&self, index: usize) {
-        let before = self.range();
-        if index < self.count.load(Ordering::Relaxed) {
-            self.count.store(index, Ordering::Relaxed);
-            let end = self.range().end();
-            if end < before.end() {
-                // SAFETY: the pages hold only words that nobody uses, by the function's own contract.
-                let _ = unsafe { memory::unmap(Range { start: end, len: before.end() - end }) };
-            }
-        }
-    }
 }
 
-impl Drop for Words {
+impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the owner of the array goes away, and no reference outlives it.
-        let _ = unsafe { memory::unmap(self.range()) };
+        // SAFETY: no part of the array is left, and no reference outlives its part.
+        let _ = unsafe { memory::unmap(self.0) };
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::Ordering;
 
     #[test]
     fn words_are_zero_until_written_and_cost_only_what_is_written() {
@@ -94,10 +102,12 @@ mod tests {
         assert_eq!(words.at(12_345_678).load(Ordering::Relaxed), 7);
         let resident = crate::sys::pagemap::bytes_of(words.range(), crate::sys::pagemap::Category::Present).unwrap();
         assert!(resident <= 2 * PAGE_SIZE, "{resident}");
-        // SAFETY: nobody else knows of the words.
-        unsafe { words.close_from(12_345_679) };
-        assert!(words.get(12_345_678).is_some() && words.get(12_345_679).is_none());
-        assert_eq!(words.range().len, (12_345_679 * 8usize).next_multiple_of(PAGE_SIZE));
+        let part = words.part(12_345_600, 100);
+        assert_eq!((part.at(78).load(Ordering::Relaxed), part.get(100).is_none()), (7, true));
+        drop(words);
+        assert_eq!(part.at(78).load(Ordering::Relaxed), 7);
+        part.forget(0, 100);
+        assert_eq!(part.at(78).load(Ordering::Relaxed), 7, "half a page is left alone");
     }
 
     #[test]

@@ -1,0 +1,415 @@
+//! As [`CpuStacks`](super::CpuStacks), several for each CPU: one a class, of different lengths.
+
+use super::head::{Head, View};
+use super::sequence::{self, Stacks};
+use super::{MOST_CPUS, NONE, SLOTS};
+use crate::sys::words::Words;
+use crate::sys::{Errno, membarrier, rseq, sched, topology};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+/// A class is a byte.
+pub const MOST_CLASSES: usize = 256;
+
+/// All stacks of a CPU lie in 2^this bytes.
+const STRIDE_LOG2: u32 = 16;
+
+/// Where the stack of a class lies among those of its CPU.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    offset: u32,
+    slots: u32,
+}
+
+/// A line of memory that each CPU has besides its stacks, for what their owner counts.
+#[repr(C, align(64))]
+pub struct Line(pub [AtomicUsize; 8]);
+
+/// Lays out stacks of classes with so many slots each.
+///
+/// # Panics
+/// If they don't fit into the room of a CPU, or one has more than [`SLOTS`] slots.
+pub const fn lay_out(slots: [u16; MOST_CLASSES]) -> [Place; MOST_CLASSES] {
+    let mut places = [Place { offset: 0, slots: 0 }; MOST_CLASSES];
+    let (mut class, mut offset) = (0, size_of::<Line>() as u32);
+    while class < MOST_CLASSES {
+        assert!(slots[class] as usize <= SLOTS);
+        places[class] = Place { offset, slots: slots[class] as u32 };
+        let len = size_of::<Head>() + slots[class] as usize * size_of::<u32>();
+        offset += len.next_multiple_of(align_of::<Head>()) as u32;
+        class += 1;
+    }
+    assert!(offset <= 1 << STRIDE_LOG2);
+    places
+}
+
+/// A stack for each class and each CPU that the machine may ever have. Those that nobody used have no memory.
+pub struct ClassStacks {
+    memory: Words,
+    base: *const u8,
+    cpus: u32,
+    rseq: Option<isize>,
+    places: &'static [Place; MOST_CLASSES],
+    /// Of which CPUs a stack was ever opened.
+    used: Box<[AtomicBool]>,
+    /// Whether somebody is draining.
+    draining: AtomicBool,
+}
+
+// SAFETY: what `base` points to are atomics; the sequences change them on their own CPU only, as the module says.
+unsafe impl Send for ClassStacks {}
+// SAFETY: as above.
+unsafe impl Sync for ClassStacks {}
+
+impl ClassStacks {
+    /// Empty stacks at `places`, as [`lay_out`] made them.
+    ///
+    /// # Errors
+    /// `ENOMEM` if there is no address space.
+    pub fn new(places: &'static [Place; MOST_CLASSES]) -> Result<ClassStacks, Errno> {
+        let usable = rseq::prepare().is_ok() && membarrier::register().is_ok();
+        ClassStacks::with(places, if usable { rseq::offset() } else { None })
+    }
+
+    fn with(places: &'static [Place; MOST_CLASSES], rseq: Option<isize>) -> Result<ClassStacks, Errno> {
+        let cpus = topology::possible_cpus().clamp(1, MOST_CPUS);
+        let memory = Words::new((cpus << STRIDE_LOG2) / size_of::<u64>())?;
+        let base = memory.range().start as *const u8;
+        let used = (0..cpus).map(|_| AtomicBool::new(false)).collect();
+        Ok(ClassStacks { memory, base, cpus: cpus as u32, rseq, places, used, draining: AtomicBool::new(false) })
+    }
+
+    /// The number of CPUs.
+    pub fn cpus(&self) -> usize {
+        self.cpus as usize
+    }
+
+    /// Whether the stacks work in restartable sequences.
+    pub fn restartable(&self) -> bool {
+        self.rseq.is_some()
+    }
+
+    /// The CPU that the calling thread runs on at this moment.
+    #[inline(always)]
+    pub fn here(&self) -> usize {
+        let cpu = match self.rseq {
+            // SAFETY: `rseq` is this process's offset.
+            Some(offset) => unsafe { rseq::cpu(offset) as usize },
+            None => sched::current_cpu(),
+        };
+        cpu.min(self.cpus as usize - 1)
+    }
+
+    #[inline(always)]
+    fn stacks(&self, rseq: isize, offset: usize) -> Stacks {
+        // SAFETY: a place lies within the room of the first CPU.
+        Stacks { base: unsafe { self.base.add(offset) }.cast(), cpus: self.cpus, rseq }
+    }
+
+    #[inline(always)]
+    fn offset(&self, class: u8) -> usize {
+        self.places[class as usize].offset as usize
+    }
+
+    /// The line of the CPU of which `stack` is the one at `offset`.
+    ///
+    /// # Safety
+    /// That is so.
+    #[inline(always)]
+    unsafe fn line_of(&self, stack: *const Head, offset: usize) -> &Line {
+        // SAFETY: the stacks of a CPU begin with its line, which is mapped as long as `self` lives.
+        unsafe { &*stack.byte_sub(offset).cast::<Line>() }
+    }
+
+    /// The line of `cpu`.
+    pub fn line(&self, cpu: usize) -> &Line {
+        assert!(cpu < self.cpus());
+        // SAFETY: the memory has room for each CPU's.
+        unsafe { &*self.base.add(cpu << STRIDE_LOG2).cast::<Line>() }
+    }
+
+    /// Of which CPUs a stack was ever used.
+    pub fn used(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.cpus()).filter(|&cpu| self.used[cpu].load(Ordering::Relaxed))
+    }
+
+    fn view(&self, cpu: usize, class: usize) -> View<'_> {
+        let Place { offset, slots } = self.places[class];
+        assert!(cpu < self.cpus());
+        // SAFETY: the memory holds a head and its slots at each place of each CPU, lives as long as `self`, and all bytes of it are valid
+        // as atomics.
+        unsafe {
+            let head = self.base.add((cpu << STRIDE_LOG2) + offset as usize).cast::<Head>();
+            View { head: &*head, slots: std::slice::from_raw_parts(head.add(1).cast::<AtomicU32>(), slots as usize) }
+        }
+    }
+
+    /// Takes the number that was put last on this CPU's stack of `class`, if there is one. With it comes the CPU's line.
+    #[inline(always)]
+    pub fn pop(&self, class: u8) -> Option<(u32, &Line)> {
+        let Some(rseq) = self.rseq else { return self.pop_held(class) };
+        let offset = self.offset(class);
+        // SAFETY: the stacks are mapped, and `rseq` is where this process's threads have their registered area.
+        let (number, stack) = unsafe { sequence::pop::<STRIDE_LOG2>(self.stacks(rseq, offset)) };
+        // SAFETY: the sequence named the stack.
+        (number != NONE).then(|| (number, unsafe { self.line_of(stack, offset) }))
+    }
+
+    /// Puts `number` on this CPU's stack of `class`. Returns the CPU's line if there was room.
+    #[inline(always)]
+    pub fn push(&self, class: u8, number: u32) -> Option<&Line> {
+        let Some(rseq) = self.rseq else { return self.push_held(class, number) };
+        let offset = self.offset(class);
+        // SAFETY: as in `pop`.
+        let (done, stack) = unsafe { sequence::push::<STRIDE_LOG2>(self.stacks(rseq, offset), number) };
+        // SAFETY: the sequence named the stack.
+        if done { Some(unsafe { self.line_of(stack, offset) }) } else { self.push_first(class, number) }
+    }
+
+    /// A stack that was never used is opened by the first push.
+    #[cold]
+    #[inline(never)]
+    fn push_first(&self, class: u8, number: u32) -> Option<&Line> {
+        self.open(self.here(), class as usize).then(|| self.push(class, number)).flatten()
+    }
+
+    #[cold]
+    fn pop_held(&self, class: u8) -> Option<(u32, &Line)> {
+        let (mut number, cpu) = ([NONE], self.here());
+        (self.view(cpu, class as usize).pop_held(&mut number) == 1).then(|| (number[0], self.line(cpu)))
+    }
+
+    #[cold]
+    fn push_held(&self, class: u8, number: u32) -> Option<&Line> {
+        let cpu = self.here();
+        self.open(cpu, class as usize);
+        (self.view(cpu, class as usize).push_held(&[number]) == 1).then(|| self.line(cpu))
+    }
+
+    /// Opens a stack that never was. Returns whether it wasn't.
+    fn open(&self, cpu: usize, class: usize) -> bool {
+        let head = self.view(cpu, class).head;
+        let first = head.limit() == 0 && self.places[class].slots > 0;
+        if first {
+            self.used[cpu].store(true, Ordering::Relaxed);
+            head.set_limit(self.places[class].slots);
+        }
+        first
+    }
+
+    /// The stacks of the CPUs that `wanted` names, without those of CPUs that never had one.
+    fn views(&self, wanted: impl Fn(usize) -> bool) -> impl Iterator<Item = View<'_>> {
+        self.used().filter(move |&cpu| wanted(cpu)).flat_map(move |cpu| (0..self.places.len()).map(move |class| self.view(cpu, class)))
+    }
+
+    /// How many numbers are on the stack of `class` of `cpu` at this moment.
+    fn len(&self, cpu: usize, class: usize) -> usize {
+        self.view(cpu, class).head.length.load(Ordering::Relaxed) as usize
+    }
+
+    /// Takes everything that is on this CPU's stacks, number by number. Returns how many there were.
+    pub fn drain_here(&self, mut each: impl FnMut(u32)) -> usize {
+        let (cpu, mut sum) = (self.here(), 0);
+        if !self.used[cpu].load(Ordering::Relaxed) {
+            return 0;
+        }
+        for class in 0..self.places.len() {
+            // A thread that is moved to another CPU meanwhile takes what is there; it stops when it has taken as much as it saw.
+            for _ in 0..self.len(cpu, class) {
+                let Some((number, _)) = self.pop(class as u8) else { break };
+                sum += 1;
+                each(number);
+            }
+        }
+        sum
+    }
+
+    /// Empties the stacks of the CPUs that `wanted` names. Stacks that somebody else is draining, or, without rseq, using, are left out.
+    /// Costs an inter-processor interrupt to each CPU that runs a thread of this process. May be called in a signal handler. Returns how
+    /// many numbers there were.
+    pub fn drain(&self, wanted: impl Fn(usize) -> bool, mut each: impl FnMut(u32)) -> usize {
+        if self.draining.swap(true, Ordering::Acquire) {
+            return 0;
+        }
+        let all = || self.views(&wanted);
+        let some = all().filter(|view| view.head.length.load(Ordering::Relaxed) > 0 && view.head.close()).count() > 0;
+        let mut sum = 0;
+        if some {
+            let alone = self.rseq.is_none() || membarrier::restart_sequences().is_ok();
+            for view in all().filter(|view| view.head.closed()) {
+                let mut numbers = [0; SLOTS];
+                let count = if alone { view.empty(&mut numbers) } else { 0 };
+                view.head.reopen();
+                sum += count;
+                numbers[..count].iter().for_each(|&number| each(number));
+            }
+        }
+        self.draining.store(false, Ordering::Release);
+        sum
+    }
+
+    /// In a forked child: opens what a thread of the parent was draining or using, and registers with the kernel anew. What is on the
+    /// stacks stays there.
+    ///
+    /// # Safety
+    /// Called by the child's only thread.
+    pub unsafe fn after_fork(&self) {
+        if self.rseq.is_some() {
+            // It was granted to the parent, on the same kernel.
+            let _ = membarrier::register();
+        }
+        self.draining.store(false, Ordering::Relaxed);
+        self.views(|_| true).filter(|view| view.head.held()).for_each(|view| view.head.reopen());
+    }
+
+    /// Where the stacks lie.
+    pub fn range(&self) -> crate::sys::memory::Range {
+        self.memory.range()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU8;
+
+    static PLACES: [Place; MOST_CLASSES] = {
+        let mut slots = [0; MOST_CLASSES];
+        (slots[0], slots[1], slots[2]) = (4, 64, 2);
+        lay_out(slots)
+    };
+
+    fn pop(stacks: &ClassStacks, class: u8) -> u32 {
+        stacks.pop(class).map_or(NONE, |(number, _)| number)
+    }
+
+    fn push(stacks: &ClassStacks, class: u8, number: u32) -> bool {
+        stacks.push(class, number).is_some()
+    }
+
+    fn both() -> [ClassStacks; 2] {
+        [ClassStacks::new(&PLACES).unwrap(), ClassStacks::with(&PLACES, None).unwrap()]
+    }
+
+    fn pinned<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+        crate::sys::cpu_stack::tests::pinned(work)
+    }
+
+    #[test]
+    fn each_class_has_its_own_stack_and_its_own_limit() {
+        for stacks in both() {
+            pinned(|| {
+                assert_eq!((pop(&stacks, 1), push(&stacks, 3, 1)), (NONE, false), "no such class");
+                assert_eq!([1, 2, 3].map(|number| push(&stacks, 2, number)), [true, true, false]);
+                assert!(push(&stacks, 1, 7) && pop(&stacks, 0) == NONE);
+                assert_eq!([pop(&stacks, 2), pop(&stacks, 2), pop(&stacks, 2), pop(&stacks, 1)], [2, 1, NONE, 7]);
+            });
+        }
+    }
+
+    #[test]
+    fn draining_here_and_from_anywhere_gives_everything_once() {
+        for stacks in both() {
+            let fill = || pinned(|| (0..9).filter(|&number| push(&stacks, number as u8 % 3, number)).count());
+            let count = fill();
+            assert_eq!(count, 8, "the last class has room for two");
+            let mut all = Vec::new();
+            assert_eq!(stacks.drain(|_| false, |number| all.push(number)), 0);
+            assert_eq!(stacks.drain(|_| true, |number| all.push(number)), 8);
+            all.sort_unstable();
+            assert_eq!(all, [0, 1, 2, 3, 4, 5, 6, 7]);
+            pinned(|| {
+                assert!(push(&stacks, 0, 1) && push(&stacks, 1, 2));
+                all.clear();
+                assert_eq!(stacks.drain_here(|number| all.push(number)), 2);
+                assert_eq!((all.as_slice(), pop(&stacks, 0)), (&[1, 2][..], NONE));
+            });
+        }
+    }
+
+    #[test]
+    fn stacks_that_were_never_used_have_no_memory() {
+        let stacks = ClassStacks::new(&PLACES).unwrap();
+        pinned(|| assert!(push(&stacks, 0, 1)));
+        let present = crate::sys::pagemap::Category::Present;
+        assert!(crate::sys::pagemap::bytes_of(stacks.range(), present).unwrap() <= 2 * crate::sys::PAGE_SIZE);
+    }
+
+    #[test]
+    fn a_child_finds_what_was_there_and_opens_what_was_being_drained() {
+        for stacks in both() {
+            pinned(|| {
+                assert!(push(&stacks, 0, 1) && push(&stacks, 0, 2));
+                assert!(stacks.view(stacks.here(), 0).head.close());
+                assert_eq!((pop(&stacks, 0), push(&stacks, 0, 3)), (NONE, false));
+                // SAFETY: no other thread knows of these stacks.
+                unsafe { stacks.after_fork() };
+                assert_eq!([pop(&stacks, 0), pop(&stacks, 0), pop(&stacks, 0)], [2, 1, NONE]);
+            });
+        }
+    }
+
+    /// Threads wherever the kernel has them run, and somebody who drains: each number is in one place at any time.
+    #[test]
+    fn no_number_is_lost_or_doubled() {
+        const NUMBERS: u32 = 200;
+        for stacks in both() {
+            let owned: Vec<AtomicU8> = (0..NUMBERS).map(|_| AtomicU8::new(0)).collect();
+            let take = |number: u32| assert_eq!(owned[number as usize].swap(1, Ordering::SeqCst), 0, "{number} doubled");
+            let give = |number: u32| assert_eq!(owned[number as usize].swap(0, Ordering::SeqCst), 1, "{number} lost");
+            let stop = AtomicBool::new(false);
+            let mut left: Vec<u32> = std::thread::scope(|scope| {
+                let workers: Vec<_> = (0..4u32)
+                    .map(|worker| {
+                        let (stacks, stop, take, give) = (&stacks, &stop, &take, &give);
+                        scope.spawn(move || {
+                            let mut mine: Vec<u32> = (worker * NUMBERS / 4..(worker + 1) * NUMBERS / 4).collect();
+                            mine.iter().for_each(|&number| take(number));
+                            let mut round = worker as usize;
+                            while !stop.load(Ordering::Relaxed) {
+                                round = round.wrapping_mul(0x9e37_79b9).wrapping_add(0x7f4a_7c15);
+                                let class = ((round >> 8) % 3) as u8;
+                                if (round >> 4) & 1 == 0 {
+                                    let number = pop(&stacks, class);
+                                    if number != NONE {
+                                        take(number);
+                                        mine.push(number);
+                                    }
+                                } else if let Some(number) = mine.pop() {
+                                    give(number);
+                                    if !push(&stacks, class, number) {
+                                        take(number);
+                                        mine.push(number);
+                                    }
+                                }
+                            }
+                            mine
+                        })
+                    })
+                    .collect();
+                let mut kept = Vec::new();
+                for round in 0..300 {
+                    let mut each = |number| {
+                        take(number);
+                        kept.push(number);
+                    };
+                    if round % 3 == 0 { stacks.drain_here(&mut each) } else { stacks.drain(|_| true, &mut each) };
+                    while let Some(number) = kept.pop() {
+                        give(number);
+                        if !push(&stacks, 1, number) {
+                            take(number);
+                            kept.push(number);
+                            break;
+                        }
+                    }
+                    std::thread::sleep(std::time::Duration::from_micros(300));
+                }
+                stop.store(true, Ordering::Relaxed);
+                workers.into_iter().for_each(|worker| kept.extend(worker.join().unwrap()));
+                kept
+            });
+            stacks.drain(|_| true, |number| left.push(number));
+            left.sort_unstable();
+            assert_eq!(left, (0..NUMBERS).collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,172 @@
+use super::*;
+use crate::sys::sched::CpuSet;
+use std::sync::atomic::{AtomicBool, AtomicU8};
+
+fn both(limit: usize) -> Vec<CpuStacks> {
+    vec![CpuStacks::new(limit).unwrap(), CpuStacks::with(limit, None).unwrap()]
+}
+
+/// The same, and the sequences alone, on an area that only looks like the kernel's: for a thread that nobody disturbs, as good as any.
+/// Machines that have no rseq run their sequences so.
+fn all_kinds(limit: usize, test: impl Fn(&CpuStacks) + Sync) {
+    both(limit).iter().for_each(|stacks| pinned(|| test(stacks)));
+    pinned(|| {
+        let area = [0u64; 8];
+        let offset = area.as_ptr() as isize - rseq::at(0) as isize;
+        test(&CpuStacks::with(limit, Some(offset)).unwrap());
+        assert_ne!(std::hint::black_box(area)[1], 0, "no sequence was announced");
+    });
+}
+
+pub fn pinned<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let work = || {
+            let mut one = CpuSet::new();
+            one.insert(sched::current_cpu());
+            sched::set_affinity(&one).unwrap();
+            work()
+        };
+        scope.spawn(work).join().unwrap()
+    })
+}
+
+#[test]
+fn what_was_put_last_is_taken_first() {
+    all_kinds(4, |stacks| {
+        assert_eq!(stacks.pop(), NONE);
+        assert_eq!([7, 8, 9, 10, 11].map(|number| stacks.push(number)), [true, true, true, true, false]);
+        assert_eq!((stacks.pop(), stacks.total(), stacks.len(stacks.here())), (10, 3, 3));
+        let mut two = [0; 2];
+        assert_eq!((stacks.pop_many(&mut two), two), (2, [8, 9]));
+        assert_eq!((stacks.pop(), stacks.pop(), stacks.is_empty()), (7, NONE, true));
+    });
+}
+
+#[test]
+fn many_at_a_time_are_as_good_as_one_at_a_time() {
+    all_kinds(SLOTS, |stacks| {
+        for count in (0..40).chain([SLOTS - 1, SLOTS, SLOTS + 1, 1000]) {
+            let numbers: Vec<u32> = (0..count as u32).map(|number| number * 3).collect();
+            let fit = count.min(SLOTS);
+            assert_eq!(stacks.push_many(&numbers), fit);
+            let mut into = vec![NONE; count + 3];
+            let (half, rest) = into.split_at_mut(fit / 2);
+            assert_eq!(stacks.pop_many(half), fit / 2);
+            assert_eq!(half, &numbers[fit - fit / 2..fit]);
+            assert_eq!(stacks.pop_many(rest), fit - fit / 2);
+            assert_eq!(rest[..fit - fit / 2], numbers[..fit - fit / 2]);
+            assert!(rest[fit - fit / 2..].iter().all(|&number| number == NONE));
+        }
+    });
+}
+
+#[test]
+fn a_lower_limit_holds_from_then_on() {
+    for stacks in both(8) {
+        pinned(|| {
+            assert_eq!(stacks.push_many(&[1, 2, 3, 4, 5]), 5);
+            stacks.set_limit(stacks.here(), 3);
+            assert!(!stacks.push(6) && stacks.push_many(&[6, 7]) == 0);
+            assert_eq!((stacks.pop(), stacks.pop(), stacks.pop()), (5, 4, 3));
+            assert_eq!(stacks.push_many(&[6, 7]), 1);
+            assert_eq!(stacks.drain(|_| true, |numbers| assert_eq!(numbers, [1, 2, 6])), 3);
+            assert_eq!(stacks.push_many(&[1, 2, 3, 4]), 3);
+        });
+    }
+}
+
+/// Threads that are moved about, preempted and drained from outside: each number is in one place at any time.
+#[test]
+fn no_number_is_lost_or_doubled() {
+    const NUMBERS: usize = 3000;
+    for stacks in both(64) {
+        let owned: Vec<AtomicU8> = (0..NUMBERS).map(|_| AtomicU8::new(0)).collect();
+        let stop = AtomicBool::new(false);
+        let take =
+            |number: u32| assert_eq!(owned[number as usize].swap(1, Ordering::SeqCst), 0, "{number} doubled");
+        let give = |number: u32| assert_eq!(owned[number as usize].swap(0, Ordering::SeqCst), 1, "{number} lost");
+        let cpus = sched::affinity().unwrap();
+        let left = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..4)
+                .map(|worker: usize| {
+                    let (stacks, stop, take, give) = (&stacks, &stop, &take, &give);
+                    scope.spawn(move || {
+                        let each = NUMBERS / 4;
+                        let mut mine: Vec<u32> = (worker * each..(worker + 1) * each).map(|n| n as u32).collect();
+                        mine.iter().for_each(|&number| take(number));
+                        let mut round = worker;
+                        while !stop.load(Ordering::Relaxed) {
+                            round = round.wrapping_mul(0x9e37_79b9).wrapping_add(0x7f4a_7c15);
+                            let many = 1 + (round >> 8) % 20;
+                            match (round >> 4) % 4 {
+                                0 => {
+                                    if let Some(number) = mine.pop() {
+                                        give(number);
+                                        if !stacks.push(number) {
+                                            take(number);
+                                            mine.push(number);
+                                        }
+                                    }
+                                }
+                                1 => {
+                                    let number = stacks.pop();
+                                    if number != NONE {
+                                        take(number);
+                                        mine.push(number);
+                                    }
+                                }
+                                2 => {
+                                    let some = mine.split_off(mine.len().saturating_sub(many));
+                                    some.iter().for_each(|&number| give(number));
+                                    let pushed = stacks.push_many(&some);
+                                    some[pushed..].iter().for_each(|&number| take(number));
+                                    mine.extend(&some[pushed..]);
+                                }
+                                _ => {
+                                    let mut some = [0; 20];
+                                    let popped = stacks.pop_many(&mut some[..many]);
+                                    some[..popped].iter().for_each(|&number| take(number));
+                                    mine.extend(&some[..popped]);
+                                }
+                            }
+                        }
+                        mine
+                    })
+                })
+                .collect();
+            let mover = scope.spawn(|| {
+                let threads = || std::fs::read_dir("/proc/self/task").unwrap().flatten();
+                let me = sched::thread_id();
+                let (mut kept, mut drained) = (Vec::new(), 0);
+                for round in 0..400usize {
+                    for thread in threads() {
+                        let id: i32 = thread.file_name().to_str().unwrap().parse().unwrap();
+                        let mut one = CpuSet::new();
+                        one.insert((round + id as usize) % sched::online_cpus());
+                        let worker = std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default();
+                        if id != me && worker.starts_with("sys::cpu_stack") {
+                            let _ = sched::set_affinity_of(id, if round % 7 == 0 { &cpus } else { &one });
+                        }
+                    }
+                    let mut some = Vec::new();
+                    let wanted = |cpu: usize| (cpu + round).is_multiple_of(2);
+                    drained += stacks.drain(wanted, |numbers| some.extend_from_slice(numbers));
+                    let pushed = stacks.push_many(&some);
+                    some[pushed..].iter().for_each(|&number| take(number));
+                    kept.extend_from_slice(&some[pushed..]);
+                    std::thread::sleep(std::time::Duration::from_micros(500));
+                }
+                stop.store(true, Ordering::Relaxed);
+                assert!(drained > 0);
+                kept
+            });
+            let mut left = mover.join().unwrap();
+            workers.into_iter().for_each(|worker| left.extend(worker.join().unwrap()));
+            left
+        });
+        let mut all = left;
+        stacks.drain(|_| true, |numbers| all.extend_from_slice(numbers));
+        all.sort_unstable();
+        assert_eq!(all, (0..NUMBERS as u32).collect::<Vec<_>>());
+    }
+}
