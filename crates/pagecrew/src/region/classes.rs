@@ -10,14 +10,14 @@ const PER_DOUBLING: usize = 16;
 const SMALL_PAGES: usize = HUGE_PAGE_SIZE / PAGE_SIZE;
 const SMALL_CLASSES: usize = (SMALL_PAGES / LEAST_PAGES).ilog2() as usize * PER_DOUBLING;
 const PER_LARGE_DOUBLING: usize = 2 * PER_DOUBLING;
-/// The largest span that caches take: 32 MiB. Above it, what a program does with the memory costs far more than a lock.
-pub const CACHED_MOST: usize = 32 << 20;
+/// The largest span that caches take: 64 MiB. Above it, what a program does with the memory costs far more than a lock.
+pub const CACHED_MOST: usize = 64 << 20;
 
 /// Number of classes.
 pub const CLASSES: usize = SMALL_CLASSES + (CACHED_MOST / HUGE_PAGE_SIZE).ilog2() as usize * PER_LARGE_DOUBLING + 1;
 
-/// A span longer than the classes begins at a huge page: its pages can be moved whole.
-pub const ALIGNED_LEAST: usize = CACHED_MOST + 1;
+/// A span this long with huge pages begins at one: its pages can be moved whole.
+pub const ALIGNED_LEAST: usize = (32 << 20) + 1;
 
 /// The pages of a span for a request of `pages`, and its class, counted from 1.
 const fn round(pages: usize) -> (usize, u8) {
@@ -124,9 +124,9 @@ mod tests {
     fn what_no_cache_takes_has_whole_pages() {
         assert_eq!((span_for(0), span_for(1)), (Some((4096, 0)), Some((4096, 0))));
         assert_eq!(span_for((64 << 10) - 4096), Some(((64 << 10) - 4096, 0)));
-        assert_eq!(span_for((40 << 20) + 1), Some(((40 << 20) + 4096, 0)));
+        assert_eq!(span_for((70 << 20) + 1), Some(((70 << 20) + 4096, 0)));
         assert_eq!(span_for(usize::MAX), None);
-        assert_eq!([0, 1, 60 << 10, (32 << 20) + 1, usize::MAX].map(class_for), [0; 5]);
+        assert_eq!([0, 1, 60 << 10, (64 << 20) + 1, usize::MAX].map(class_for), [0; 5]);
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //!     +------discard (decay, pressure, over the target)-------------------+
 //! ```
 //!
-//! Spans of up to 2 MiB have one of a few sizes, and wait on the CPU where they were freed for the next request of their size: such a pair
+//! Spans of up to 64 MiB have one of a few sizes, and wait on the CPU where they were freed for the next request of their size: such a pair
 //! takes no lock and makes no system call. What else is freed is retained in its zone, or its pages are given back by the crew in
 //! parallel. What is retained never raises the program's peak, goes back when nothing needed it for the decay time, and at once under pressure
 //! (see [`policy`]). [`Region::allocate_zeroed`] takes memory that is known to be zero first.
@@ -273,6 +273,8 @@ impl Region {
         let allocate = || core.allocate(self.crew.topology(), need);
         let retry = || self.reclaim_all().then(allocate).flatten();
         let (zone, grant) = allocate().or_else(retry).ok_or(out_of_memory)?;
+        // The zone may have made it longer.
+        let len = grant.len;
         let reused = grant.pieces.backed();
         let fresh = len - reused;
         let counters = core.counters();
@@ -292,6 +294,9 @@ impl Region {
         core.target_after_allocation(reused);
         if fresh > 0 {
             core.reserve_headroom(&self.crew, zone, fresh);
+        }
+        if core.wants_look() {
+            core.wake(&self.crew, 0);
         }
         self.call_rider(len);
         Ok(Self::pointer(span.start))

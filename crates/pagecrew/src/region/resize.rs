@@ -44,7 +44,7 @@ impl Region {
     unsafe fn resize_once(&self, pointer: NonNull<u8>, to: Size) -> Result<NonNull<u8>, ResizeError> {
         let core = self.core();
         let (zone, offset, span) = self.span_at(pointer)?;
-        if to.len == span.len {
+        if to.len == span.len || (to.class > 0 && to.class == span.class) {
             return Ok(pointer);
         }
         if to.len < span.len {

@@ -72,6 +72,8 @@ pub(super) struct Retention {
     next_look: NextLook,
     /// Whether a limit is near; until somebody has looked, it may be.
     near_limit: AtomicBool,
+    /// Whether somebody has looked.
+    looked: AtomicBool,
     /// Whether the control group has no room for memory that waits for its way back.
     cramped: AtomicBool,
     watch: Mutex<Watch>,
@@ -90,6 +92,7 @@ impl Retention {
             last_call_ns: AtomicU64::new(now),
             next_look: NextLook::new(),
             near_limit: AtomicBool::new(true),
+            looked: AtomicBool::new(false),
             cramped: AtomicBool::new(false),
             watch: Mutex::new(Watch::new(options, now)),
         }
@@ -116,6 +119,7 @@ impl Retention {
         self.next_look.reset();
         self.cramped.store(false, Ordering::Relaxed);
         self.near_limit.store(true, Ordering::Relaxed);
+        self.looked.store(false, Ordering::Relaxed);
     }
 }
 
@@ -193,6 +197,11 @@ impl Core {
         self.cramped() || (self.retention.near_limit.load(Ordering::Relaxed) && self.in_use() >= UNLOOKED_MOST)
     }
 
+    /// Whether the program is so large that its limits matter, and nobody has looked at them.
+    pub fn wants_look(&self) -> bool {
+        !self.retention.looked.load(Ordering::Relaxed) && self.in_use() >= UNLOOKED_MOST
+    }
+
     fn set_cramped(&self, cramped: bool) {
         let before = self.retention.cramped.swap(cramped, Ordering::Relaxed);
         if cramped != before {
@@ -228,6 +237,7 @@ impl Core {
         // Without /proc, nothing is known of the program, and nothing is retained.
         let read = watch.signals.read(still_there, now);
         self.retention.near_limit.store(watch.signals.near_limit(), Ordering::Relaxed);
+        self.retention.looked.store(true, Ordering::Relaxed);
         if free() != before {
             return None;
         }
@@ -323,7 +333,8 @@ impl Core {
     pub fn wake(&self, crew: &RegionCrew, freed: usize) {
         let zeroes = self.worth_zeroing(freed);
         // Room may come back: the limit is raised, others leave the group.
-        let worth_watching = self.retained() >= UNWATCHED || self.retention.cramped.load(Ordering::Relaxed);
+        let worth_watching =
+            self.retained() >= UNWATCHED || self.retention.cramped.load(Ordering::Relaxed) || self.wants_look();
         if (zeroes || (worth_watching && self.retention.next_look.rests())) && !crew.watch() {
             self.discard_down_to(crew, UNWATCHED, None);
         }
@@ -345,7 +356,7 @@ impl Core {
         let least = self.retention.least_retained.swap(retained, Ordering::Relaxed).min(retained);
         watch.low_water.note(least, now);
         watch.low_water.note(retained, now);
-        if retained + backlog == 0 && !self.retention.cramped.load(Ordering::Relaxed) {
+        if retained + backlog == 0 && !self.retention.cramped.load(Ordering::Relaxed) && !self.wants_look() {
             drop(watch);
             return self.pause(crew, now);
         }

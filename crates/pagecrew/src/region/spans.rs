@@ -253,6 +253,10 @@ const CANDIDATES: usize = 16;
 /// How many segments a run may be put together from, for the same reason.
 const RUN: usize = 12;
 
+/// Spans of this length and more with small pages don't begin at distances of a power of two, but so much further apart. It is the step
+/// between sizes there: what is cut off fits other spans.
+const SPREAD_LEAST: usize = 2 << 20;
+const SPREAD: usize = 64 << 10;
 /// Longer spans with huge pages are joined with what is free around them at once.
 const JOINED_LEAST: usize = 1 << 20;
 
@@ -602,9 +606,10 @@ impl SpanMap {
     /// # Panics
     /// If the length is 0 or not whole pages.
     pub fn allocate(&mut self, request: &Request) -> Option<Grant> {
-        let request = Request { align: request.align.max(PAGE), ..*request };
+        assert!(request.len > 0 && request.len.is_multiple_of(PAGE));
+        let request =
+            Request { align: request.align.max(PAGE), len: self.len_here(request.len, request.class), ..*request };
         let Request { len, want, .. } = request;
-        assert!(len > 0 && len.is_multiple_of(PAGE));
         let order: &[usize] = match want {
             Want::Any => &[1, 2],
             Want::Zeroes => &[2, 1],
@@ -642,6 +647,12 @@ impl SpanMap {
         if reserved(pieces.first()) {
             self.reserved_to_zeroed(offset & !(self.granule - 1), offset);
         }
+    }
+
+    /// The length of a span here. With small pages a long one has a little more, of which only the addresses are used: programs use the first
+    /// bytes of a block most, and with distances of a power of two those of many blocks share a few entries of the processor's TLB.
+    fn len_here(&self, len: usize, class: u8) -> usize {
+        if self.granule == PAGE && class > 0 && len >= SPREAD_LEAST { len + SPREAD } else { len }
     }
 
     /// The class of a span of this length here. A long one that is touched whole costs far more than a lock, and would keep the memory

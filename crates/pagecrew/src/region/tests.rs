@@ -336,6 +336,34 @@ fn eight_nodes_have_zones_of_their_own() {
 }
 
 #[test]
+fn a_large_program_that_never_freed_anything_has_caches() {
+    let region = region(|_| {});
+    let kept: Vec<_> = (0..1000).map(|_| region.allocate(64 << 10, 1).unwrap()).collect();
+    eventually("a pair is served by a cache", Duration::from_secs(20), || {
+        let pair = region.allocate(MIB, 1).unwrap();
+        free(&region, pair);
+        free(&region, region.allocate(MIB, 1).unwrap());
+        region.settle_cached();
+        region.snapshot().counter("cached_allocations") > 0
+    });
+    kept.into_iter().for_each(|span| free(&region, span));
+}
+
+#[test]
+fn blocks_of_a_power_of_two_do_not_begin_at_its_multiples() {
+    let region = region(|options| options.huge_pages = false);
+    let spans: Vec<_> = (0..8).map(|_| region.allocate(4 * MIB, 1).unwrap()).collect();
+    let offsets: std::collections::HashSet<_> = spans.iter().map(|span| span.as_ptr() as usize % (4 * MIB)).collect();
+    assert_eq!(offsets.len(), spans.len());
+    for &span in &spans {
+        // SAFETY: the test's own span.
+        assert_eq!(unsafe { region.resize(span, 4 * MIB - 1) }, Ok(span));
+        assert!(region.usable_size(span).unwrap() >= 4 * MIB);
+        free(&region, span);
+    }
+}
+
+#[test]
 fn dropping_a_region_ends_its_helpers() {
     let region = region(|_| {});
     let span = region.allocate(128 * MIB, 1).unwrap();
