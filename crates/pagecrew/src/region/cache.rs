@@ -155,7 +155,7 @@ impl CpuCaches {
         let (page, line) = self.stacks.pop(classes::class_for(size))?;
         let page = page as usize;
         let span = self.map.employ(page);
-        let due = calls(count(&line.0[TAKEN + self.kind(page)], span.pages())) >= TALLY_CALLS;
+        let due = calls(count(&line.counts[TAKEN + self.kind(page)], span.pages())) >= TALLY_CALLS;
         let start = NonNull::new((self.start + page * PAGE_SIZE) as *mut u8)?;
         Some(Taken { start, len: span.len(), due })
     }
@@ -177,8 +177,8 @@ impl CpuCaches {
             return Err(Uncached::Retired(span.len()));
         };
         let kind = self.kind(page);
-        let put = count(&line.0[PUT + kind], span.pages());
-        let grown = (put >> CALLS).wrapping_sub(line.0[TAKEN + kind].load(Relaxed) >> CALLS).cast_signed();
+        let put = count(&line.counts[PUT + kind], span.pages());
+        let grown = (put >> CALLS).wrapping_sub(line.counts[TAKEN + kind].load(Relaxed) >> CALLS).cast_signed();
         if calls(put) >= TALLY_CALLS || grown >= TALLY_PAGES as isize {
             return Err(Uncached::LookAfter(span.len()));
         }
@@ -193,7 +193,7 @@ impl CpuCaches {
     /// What was counted on `cpu` since the last call.
     pub(super) fn tally(&self, cpu: usize) -> Tally {
         let mut tally = Tally::default();
-        let Line(line) = self.stacks.line(cpu);
+        let Line { counts: line, .. } = self.stacks.line(cpu);
         for kind in [0, 1] {
             let [taken, put] = [TAKEN, PUT].map(|counter| line[counter + kind].swap(0, Relaxed));
             let bytes = |counted: usize| (counted >> CALLS) * PAGE_SIZE;
@@ -219,7 +219,7 @@ impl CpuCaches {
 
     /// Everything that `cpu` held was taken out. Returns the change in bytes as in [`Tally::held_change`].
     pub(super) fn emptied(&self, cpu: usize) -> [usize; 2] {
-        [0, 1].map(|kind| self.stacks.line(cpu).0[HELD + kind].swap(0, Relaxed).wrapping_neg())
+        [0, 1].map(|kind| self.stacks.line(cpu).counts[HELD + kind].swap(0, Relaxed).wrapping_neg())
     }
 
     /// In a forked child.

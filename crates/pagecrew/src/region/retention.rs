@@ -126,7 +126,7 @@ impl Retention {
 impl Core {
     /// Takes note that the program is active.
     pub fn note_call(&self) {
-        self.retention.last_call_ns.store(clock::now_ns(), Ordering::Relaxed);
+        self.retention.last_call_ns.store(clock::coarse_ns(), Ordering::Relaxed);
     }
 
     /// How much may be retained once the program has freed `bytes`. On the program's own threads the target only follows what is

@@ -2,13 +2,15 @@
 
 use super::head::{Head, View};
 use super::sequence::{self, Stacks};
-use super::{MOST_CPUS, NONE, SLOTS};
+use super::{MOST_CPUS, NONE};
 use crate::sys::words::Words;
 use crate::sys::{Errno, membarrier, rseq, sched, topology};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// A class is a byte.
 pub const MOST_CLASSES: usize = 256;
+/// The longest stack.
+pub const MOST_SLOTS: usize = 64;
 
 /// All stacks of a CPU lie in 2^this bytes.
 const STRIDE_LOG2: u32 = 16;
@@ -20,19 +22,49 @@ pub struct Place {
     slots: u32,
 }
 
-/// A line of memory that each CPU has besides its stacks, for what their owner counts.
+/// What each CPU has besides its stacks.
 #[repr(C, align(64))]
-pub struct Line(pub [AtomicUsize; 8]);
+pub struct Line {
+    /// What the owner counts.
+    pub counts: [AtomicUsize; 8],
+    /// A bit for each class whose stack may not be empty. It is set behind the push that made it so.
+    filled: [AtomicU64; MOST_CLASSES / 64],
+}
+
+impl Line {
+    #[inline(always)]
+    fn fill(&self, class: u8) {
+        let (word, bit) = (&self.filled[class as usize / 64], 1 << (class % 64));
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    fn emptied(&self, class: u8) {
+        self.filled[class as usize / 64].fetch_and(!(1 << (class % 64)), Ordering::Relaxed);
+    }
+
+    fn filled(&self) -> impl Iterator<Item = u8> + '_ {
+        self.filled.iter().enumerate().flat_map(|(index, word)| {
+            let mut bits = word.load(Ordering::Relaxed);
+            std::iter::from_fn(move || {
+                let bit = (bits != 0).then(|| bits.trailing_zeros())?;
+                bits &= bits - 1;
+                Some((64 * index as u32 + bit) as u8)
+            })
+        })
+    }
+}
 
 /// Lays out stacks of classes with so many slots each.
 ///
 /// # Panics
-/// If they don't fit into the room of a CPU, or one has more than [`SLOTS`] slots.
+/// If they don't fit into the room of a CPU, or one has more than [`MOST_SLOTS`] slots.
 pub const fn lay_out(slots: [u16; MOST_CLASSES]) -> [Place; MOST_CLASSES] {
     let mut places = [Place { offset: 0, slots: 0 }; MOST_CLASSES];
     let (mut class, mut offset) = (0, size_of::<Line>() as u32);
     while class < MOST_CLASSES {
-        assert!(slots[class] as usize <= SLOTS);
+        assert!(slots[class] as usize <= MOST_SLOTS);
         places[class] = Place { offset, slots: slots[class] as u32 };
         let len = size_of::<Head>() + slots[class] as usize * size_of::<u32>();
         offset += len.next_multiple_of(align_of::<Head>()) as u32;
@@ -160,9 +192,16 @@ impl ClassStacks {
         let Some(rseq) = self.rseq else { return self.push_held(class, number) };
         let offset = self.offset(class);
         // SAFETY: as in `pop`.
-        let (done, stack) = unsafe { sequence::push::<STRIDE_LOG2>(self.stacks(rseq, offset), number) };
+        let (length, stack) = unsafe { sequence::push::<STRIDE_LOG2>(self.stacks(rseq, offset), number) };
+        if length == 0 {
+            return self.push_first(class, number);
+        }
         // SAFETY: the sequence named the stack.
-        if done { Some(unsafe { self.line_of(stack, offset) }) } else { self.push_first(class, number) }
+        let line = unsafe { self.line_of(stack, offset) };
+        if length == 1 {
+            line.fill(class);
+        }
+        Some(line)
     }
 
     /// A stack that was never used is opened by the first push.
@@ -182,7 +221,12 @@ impl ClassStacks {
     fn push_held(&self, class: u8, number: u32) -> Option<&Line> {
         let cpu = self.here();
         self.open(cpu, class as usize);
-        (self.view(cpu, class as usize).push_held(&[number]) == 1).then(|| self.line(cpu))
+        let line = self.line(cpu);
+        let done = self.view(cpu, class as usize).push_held(&[number]) == 1;
+        if done {
+            line.fill(class);
+        }
+        done.then_some(line)
     }
 
     /// Opens a stack that never was. Returns whether it wasn't.
@@ -196,11 +240,6 @@ impl ClassStacks {
         first
     }
 
-    /// The stacks of the CPUs that `wanted` names, without those of CPUs that never had one.
-    fn views(&self, wanted: impl Fn(usize) -> bool) -> impl Iterator<Item = View<'_>> {
-        self.used().filter(move |&cpu| wanted(cpu)).flat_map(move |cpu| (0..self.places.len()).map(move |class| self.view(cpu, class)))
-    }
-
     /// How many numbers are on the stack of `class` of `cpu` at this moment.
     fn len(&self, cpu: usize, class: usize) -> usize {
         self.view(cpu, class).head.length.load(Ordering::Relaxed) as usize
@@ -212,12 +251,16 @@ impl ClassStacks {
         if !self.used[cpu].load(Ordering::Relaxed) {
             return 0;
         }
-        for class in 0..self.places.len() {
+        for class in self.line(cpu).filled() {
+            self.line(cpu).emptied(class);
             // A thread that is moved to another CPU meanwhile takes what is there; it stops when it has taken as much as it saw.
-            for _ in 0..self.len(cpu, class) {
-                let Some((number, _)) = self.pop(class as u8) else { break };
+            for _ in 0..self.len(cpu, class as usize) {
+                let Some((number, _)) = self.pop(class) else { break };
                 sum += 1;
                 each(number);
+            }
+            if self.len(cpu, class as usize) > 0 {
+                self.line(cpu).fill(class);
             }
         }
         sum
@@ -230,14 +273,25 @@ impl ClassStacks {
         if self.draining.swap(true, Ordering::Acquire) {
             return 0;
         }
-        let all = || self.views(&wanted);
-        let some = all().filter(|view| view.head.length.load(Ordering::Relaxed) > 0 && view.head.close()).count() > 0;
+        let all = || {
+            let cpus = self.used().filter(|&cpu| wanted(cpu));
+            cpus.flat_map(|cpu| self.line(cpu).filled().map(move |class| (cpu, class)))
+        };
+        let some = all().filter(|&(cpu, class)| self.view(cpu, class as usize).head.close()).count() > 0;
         let mut sum = 0;
         if some {
             let alone = self.rseq.is_none() || membarrier::restart_sequences().is_ok();
-            for view in all().filter(|view| view.head.closed()) {
-                let mut numbers = [0; SLOTS];
+            for (cpu, class) in all() {
+                let view = self.view(cpu, class as usize);
+                if !view.head.closed() {
+                    continue;
+                }
+                let mut numbers = [0; MOST_SLOTS];
                 let count = if alone { view.empty(&mut numbers) } else { 0 };
+                // While it is closed, nothing is put there.
+                if alone {
+                    self.line(cpu).emptied(class);
+                }
                 view.head.reopen();
                 sum += count;
                 numbers[..count].iter().for_each(|&number| each(number));
@@ -258,7 +312,8 @@ impl ClassStacks {
             let _ = membarrier::register();
         }
         self.draining.store(false, Ordering::Relaxed);
-        self.views(|_| true).filter(|view| view.head.held()).for_each(|view| view.head.reopen());
+        let all = self.used().flat_map(|cpu| (0..MOST_CLASSES).map(move |class| self.view(cpu, class)));
+        all.filter(|view| view.head.held()).for_each(|view| view.head.reopen());
     }
 
     /// Where the stacks lie.

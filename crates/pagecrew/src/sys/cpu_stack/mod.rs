@@ -144,7 +144,7 @@ impl CpuStacks {
     pub fn push(&self, number: u32) -> bool {
         match self.rseq {
             // SAFETY: as in `pop`.
-            Some(rseq) => unsafe { sequence::push::<STRIDE_LOG2>(self.stacks(rseq), number).0 },
+            Some(rseq) => unsafe { sequence::push::<STRIDE_LOG2>(self.stacks(rseq), number).0 != 0 },
             None => self.push_held(&[number]) == 1,
         }
     }

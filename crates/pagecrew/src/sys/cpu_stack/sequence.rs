@@ -37,19 +37,18 @@ pub unsafe fn pop<const STRIDE: u32>(stacks: Stacks) -> (u32, *const Head) {
     (number as u32, stack)
 }
 
-/// Whether `number` was put there, and where the stack is; only a stack that had room is named.
+/// The length of the stack on which `number` was put, 0 if there was no room, and where it is; only a stack that had room is named.
 ///
 /// # Safety
 /// As [`pop`].
 #[inline(always)]
-pub unsafe fn push<const STRIDE: u32>(stacks: Stacks, number: u32) -> (bool, *const Head) {
-    // Not 0 where it was pushed, 0 otherwise.
-    let (done, stack): (u64, *const Head);
+pub unsafe fn push<const STRIDE: u32>(stacks: Stacks, number: u32) -> (u32, *const Head) {
+    let (length, stack): (u64, *const Head);
     // SAFETY: by the function's own contract, and as the module says.
     unsafe {
-        sequence!(stacks, LIMIT, push, stack = out(reg) stack, scratch = out(reg) _, length = out(reg) done, number = in(reg) number,)
+        sequence!(stacks, LIMIT, push, stack = out(reg) stack, scratch = out(reg) _, length = out(reg) length, number = in(reg) number,)
     };
-    (done as u32 != 0, stack)
+    (length as u32, stack)
 }
 
 /// # Safety
