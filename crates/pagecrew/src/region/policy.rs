@@ -130,7 +130,7 @@ pub fn slack(peak: usize) -> usize {
 const SLACK_SMALL: usize = 2;
 const SLACK_MOST: usize = 16 << 20;
 const SLACK_FADES: usize = 16;
-const SLACK_SHARE: usize = 32;
+const SLACK_SHARE: usize = 12;
 
 /// Windows that the decay time is cut into.
 const WINDOWS: usize = 8;

@@ -4,13 +4,17 @@ use super::head::{Head, View};
 use super::sequence::{self, Stacks};
 use super::{MOST_CPUS, NONE};
 use crate::sys::words::Words;
-use crate::sys::{Errno, membarrier, rseq, sched, topology};
+use crate::sys::{Errno, PAGE_SIZE, membarrier, rseq, sched, topology};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// A class is a byte.
 pub const MOST_CLASSES: usize = 256;
 /// The longest stack.
 pub const MOST_SLOTS: usize = 64;
+
+/// Where a CPU's line lies among its stacks. Programs use the first bytes of pages most, so what lies at the beginning of one shares the
+/// few places that the processor's first cache has for those.
+const LINE: usize = 11 * 64;
 
 /// All stacks of a CPU lie in 2^this bytes.
 const STRIDE_LOG2: u32 = 16;
@@ -62,9 +66,13 @@ impl Line {
 /// If they don't fit into the room of a CPU, or one has more than [`MOST_SLOTS`] slots.
 pub const fn lay_out(slots: [u16; MOST_CLASSES]) -> [Place; MOST_CLASSES] {
     let mut places = [Place { offset: 0, slots: 0 }; MOST_CLASSES];
-    let (mut class, mut offset) = (0, size_of::<Line>() as u32);
+    let (mut class, mut offset) = (0, (LINE + size_of::<Line>()) as u32);
     while class < MOST_CLASSES {
         assert!(slots[class] as usize <= MOST_SLOTS);
+        // As for `LINE`.
+        if (offset as usize).is_multiple_of(PAGE_SIZE) {
+            offset += align_of::<Head>() as u32;
+        }
         places[class] = Place { offset, slots: slots[class] as u32 };
         let len = size_of::<Head>() + slots[class] as usize * size_of::<u32>();
         offset += len.next_multiple_of(align_of::<Head>()) as u32;
@@ -148,15 +156,15 @@ impl ClassStacks {
     /// That is so.
     #[inline(always)]
     unsafe fn line_of(&self, stack: *const Head, offset: usize) -> &Line {
-        // SAFETY: the stacks of a CPU begin with its line, which is mapped as long as `self` lives.
-        unsafe { &*stack.byte_sub(offset).cast::<Line>() }
+        // SAFETY: the line of a CPU lies there, and is mapped as long as `self` lives.
+        unsafe { &*stack.byte_sub(offset).byte_add(LINE).cast::<Line>() }
     }
 
     /// The line of `cpu`.
     pub fn line(&self, cpu: usize) -> &Line {
         assert!(cpu < self.cpus());
         // SAFETY: the memory has room for each CPU's.
-        unsafe { &*self.base.add(cpu << STRIDE_LOG2).cast::<Line>() }
+        unsafe { &*self.base.add((cpu << STRIDE_LOG2) + LINE).cast::<Line>() }
     }
 
     /// Of which CPUs a stack was ever used.
