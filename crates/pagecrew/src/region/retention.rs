@@ -226,6 +226,16 @@ impl Core {
         follow(before.unwrap_or(0)).min(self.own_room())
     }
 
+    /// Finds out whether a limit is near, for a program that retains nothing.
+    fn look_at_limits(&self, watch: &mut Watch, now: u64) {
+        let read = watch.signals.read(0, now);
+        self.retention.near_limit.store(watch.signals.near_limit(), Ordering::Relaxed);
+        self.retention.looked.store(true, Ordering::Relaxed);
+        if let Some(signals) = read {
+            self.set_cramped(signals.cramped(self.retention.peak_live.load(Ordering::Relaxed).max(signals.resident)));
+        }
+    }
+
     /// Reads the signals and computes the target, with `backlog` bytes on their way back. `None` if memory was freed or
     /// reused meanwhile, so that what was read does not belong together: the target keeps following what is freed and
     /// reused.
@@ -356,7 +366,10 @@ impl Core {
         let least = self.retention.least_retained.swap(retained, Ordering::Relaxed).min(retained);
         watch.low_water.note(least, now);
         watch.low_water.note(retained, now);
-        if retained + backlog == 0 && !self.retention.cramped.load(Ordering::Relaxed) && !self.wants_look() {
+        if retained + backlog == 0 && !self.retention.cramped.load(Ordering::Relaxed) {
+            if self.wants_look() {
+                self.look_at_limits(&mut watch, now);
+            }
             drop(watch);
             return self.pause(crew, now);
         }
