@@ -157,7 +157,7 @@ impl CpuCaches {
         let span = self.map.employ(page);
         let due = calls(count(&line.counts[TAKEN + self.kind(page)], span.pages())) >= TALLY_CALLS;
         let start = NonNull::new((self.start + page * PAGE_SIZE) as *mut u8)?;
-        Some(Taken { start, len: span.len(), due })
+        Some(Taken { start, len: span.bytes(), due })
     }
 
     /// Takes the span at `address` back into the cache of this CPU: no lock, no system call, and `errno` stays as it is. `Err` says what is to
@@ -171,16 +171,16 @@ impl CpuCaches {
         }
         let span = self.map.retire(page).ok_or(Uncached::AsItWas)?;
         if span.pages() >= ZERO_SOON / PAGE_SIZE && self.zeroes_wanted.load(Relaxed) {
-            return Err(Uncached::Retired(span.len()));
+            return Err(Uncached::Retired(span.bytes()));
         }
         let Some(line) = self.stacks.push(span.class(), page as u32) else {
-            return Err(Uncached::Retired(span.len()));
+            return Err(Uncached::Retired(span.bytes()));
         };
         let kind = self.kind(page);
         let put = count(&line.counts[PUT + kind], span.pages());
         let grown = (put >> CALLS).wrapping_sub(line.counts[TAKEN + kind].load(Relaxed) >> CALLS).cast_signed();
         if calls(put) >= TALLY_CALLS || grown >= TALLY_PAGES as isize {
-            return Err(Uncached::LookAfter(span.len()));
+            return Err(Uncached::LookAfter(span.bytes()));
         }
         Ok(())
     }
@@ -283,7 +283,9 @@ mod tests {
             for index in 0..=slots {
                 span(index * len, size);
             }
-            assert!((0..slots).all(|index| matches!(caches.put(START + index * len), Ok(()) | Err(Uncached::LookAfter(_)))));
+            assert!(
+                (0..slots).all(|index| matches!(caches.put(START + index * len), Ok(()) | Err(Uncached::LookAfter(_))))
+            );
             assert_eq!(caches.put(START + slots * len), Err(Uncached::Retired(len)), "full");
             assert_eq!([take(caches, size / 2), take(caches, 2 * size)], [None, None], "another class");
             assert!((0..slots).rev().all(|index| take(caches, size) == Some(index * len)));

@@ -410,11 +410,10 @@ impl Core {
         if want != Want::AddressSpace {
             self.sum_up_own();
             let waiting = || self.density.share_of(self.cached_of(0)) + self.cached_of(1);
-            let found = retained()
-                .or_else(|| (waiting() >= len / 2 && self.drain_here()).then(retained).flatten())
-                .or_else(|| {
-                    (waiting() >= len / 8 && self.exceeds_peak(len) && self.drain_caches()).then(retained).flatten()
-                });
+            let found =
+                retained().or_else(|| (waiting() >= len / 2 && self.drain_here()).then(retained).flatten()).or_else(
+                    || (waiting() >= len / 8 && self.exceeds_peak(len) && self.drain_caches()).then(retained).flatten(),
+                );
             if found.is_some() {
                 return found;
             }

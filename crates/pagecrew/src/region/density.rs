@@ -92,6 +92,11 @@ impl Density {
         if len >= ALIGNED_LEAST { verdict != THIN } else { verdict == DENSE && in_use >= WORTH }
     }
 
+    /// Whether spans of about `len` bytes are known to be used whole.
+    pub fn is_dense(&self, len: usize) -> bool {
+        self.kinds[kind_of(len)].verdict.load(Relaxed) == DENSE
+    }
+
     /// Takes note of a fresh span with small pages, and looks at one of its kind that was handed out before it.
     pub fn handed_out(&self, span: Range) {
         let kind = &self.kinds[kind_of(span.len)];

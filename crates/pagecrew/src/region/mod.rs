@@ -45,7 +45,6 @@ pub use rider::Rider;
 pub use resize::ResizeError;
 
 use self::core::Need;
-pub use cache::{CpuCaches, Taken, Uncached};
 use self::core::{Core, Inner, RegionCrew, Zone};
 use crate::crew::{Crew, Employer, ForkGuard, Operation, Task};
 use crate::stats::{Snapshot, StatsPage};
@@ -55,6 +54,7 @@ use crate::sys::sched::{self, CpuSet};
 use crate::sys::topology::Topology;
 use crate::sys::zero::{self, Use};
 use crate::sys::{Errno, PAGE_SIZE, clock, round_up};
+pub use cache::{CpuCaches, Taken, Uncached};
 use spans::{Segment, State, Want};
 use std::fmt;
 use std::ptr::NonNull;

@@ -101,7 +101,7 @@ impl Cacheable {
 
     /// Its length in bytes.
     #[inline(always)]
-    pub fn len(self) -> usize {
+    pub fn bytes(self) -> usize {
         self.pages() * PAGE_SIZE
     }
 }
@@ -228,9 +228,9 @@ mod tests {
         let map = PageMap::new(4).unwrap();
         let plain = Segment { len: 1 << 16, state: State::InUse, marks: Marks::default(), class: 3 };
         map.set(1, &plain);
-        assert_eq!(map.retire(1).map(|span| (span.class(), span.len())), Some((3, 1 << 16)));
+        assert_eq!(map.retire(1).map(|span| (span.class(), span.bytes())), Some((3, 1 << 16)));
         assert_eq!((map.retire(1), map.retire(0)), (None, None), "freed twice, and never handed out");
-        assert_eq!((map.employ(1).len(), map.get(1)), (1 << 16, Some(plain)));
+        assert_eq!((map.employ(1).bytes(), map.get(1)), (1 << 16, Some(plain)));
         map.mark_altered(1);
         assert_eq!(map.retire(1), None);
         map.set(2, &Segment { class: 0, ..plain });

@@ -1413,13 +1413,13 @@ mod tests {
                         let index = which % spans.len();
                         let (start, len) = spans[index];
                         if let Some(cacheable) = words.retire(start) {
-                            prop_assert_eq!(cacheable.len(), len * G);
+                            prop_assert_eq!(cacheable.bytes(), len * G);
                             prop_assert!(map.in_use_at(start * G).is_none());
                             if back {
                                 spans.swap_remove(index);
                                 prop_assert_eq!(map.release(start * G), None);
                             } else {
-                                prop_assert_eq!(words.employ(start).len(), len * G);
+                                prop_assert_eq!(words.employ(start).bytes(), len * G);
                             }
                         }
                     }

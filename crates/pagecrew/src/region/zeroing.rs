@@ -16,8 +16,10 @@ const ZERO_STEP: usize = 4 << 20;
 /// Less than this is zeroed by its next user, through the caches.
 const ZERO_LEAST: usize = 1 << 20;
 /// Zeroing less than this is done by the caller alone, through the caches.
+const ZERO_ALONE: usize = 16 << 20;
+/// Less than this is not zeroed ahead.
 pub(super) const ZERO_SOON: usize = 4 << 20;
-/// A free range at least this long is looked at for pages that were never touched before it is zeroed.
+/// A free range at least this long is looked at for pages that were never touched before it is zeroed, unless such spans are used whole.
 const SCAN_LEAST: usize = 4 << 20;
 
 /// What is known of the demand for zeroes, and what is being done about it.
@@ -68,9 +70,10 @@ impl Core {
         let total: usize = pieces.iter().filter(dirty).map(|piece| piece.len).sum();
         let mut skipped: usize =
             pieces.iter().filter(|piece| piece.state == State::Zeroed).map(|piece| piece.len).sum();
+        let used_whole = self.density.is_dense(grant.len);
         for piece in pieces.iter().filter(dirty) {
             let range = zone.at(piece.offset, piece.len);
-            if piece.len < SCAN_LEAST {
+            if piece.len < SCAN_LEAST || used_whole {
                 self.zero(crew, range, total, zone.node);
                 continue;
             }
@@ -90,9 +93,9 @@ impl Core {
     }
 
     fn zero(&self, crew: &RegionCrew, range: Range, total: usize, node: usize) {
-        if total < ZERO_SOON || range.len < HUGE_PAGE_SIZE {
+        if total < ZERO_ALONE || range.len < HUGE_PAGE_SIZE {
             // SAFETY: the range is part of a span that belongs to the calling allocation.
-            unsafe { zero::zero(range, if total < ZERO_SOON { Use::Soon } else { Use::Later }) };
+            unsafe { zero::zero(range, if total < ZERO_ALONE { Use::Soon } else { Use::Later }) };
             self.counters().zeroed_by_caller_bytes.add(range.len as u64);
         } else {
             // SAFETY: as above.

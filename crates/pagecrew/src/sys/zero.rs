@@ -93,7 +93,15 @@ pub enum Use {
 /// The range is mapped read-write and nobody else uses it.
 pub unsafe fn zero(range: Range, intent: Use) {
     // SAFETY: by the function's own contract; without a flag nothing stops it, so the whole range is written.
-    unsafe { run(range, intent, None) };
+    unsafe {
+        match intent {
+            // The C library knows what is fastest through this processor's caches.
+            Use::Soon => std::ptr::write_bytes(range.start as *mut u8, 0, range.len),
+            Use::Later => {
+                run(range, intent, None);
+            }
+        }
+    }
 }
 
 /// Zeroes `range` until `revoked` is not 0. Returns whether all of it was zeroed.

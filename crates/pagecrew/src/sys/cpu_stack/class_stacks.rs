@@ -417,7 +417,8 @@ mod tests {
         const NUMBERS: u32 = 200;
         for stacks in both() {
             let owned: Vec<AtomicU8> = (0..NUMBERS).map(|_| AtomicU8::new(0)).collect();
-            let take = |number: u32| assert_eq!(owned[number as usize].swap(1, Ordering::SeqCst), 0, "{number} doubled");
+            let take =
+                |number: u32| assert_eq!(owned[number as usize].swap(1, Ordering::SeqCst), 0, "{number} doubled");
             let give = |number: u32| assert_eq!(owned[number as usize].swap(0, Ordering::SeqCst), 1, "{number} lost");
             let stop = AtomicBool::new(false);
             let mut left: Vec<u32> = std::thread::scope(|scope| {
@@ -432,14 +433,14 @@ mod tests {
                                 round = round.wrapping_mul(0x9e37_79b9).wrapping_add(0x7f4a_7c15);
                                 let class = ((round >> 8) % 3) as u8;
                                 if (round >> 4) & 1 == 0 {
-                                    let number = pop(&stacks, class);
+                                    let number = pop(stacks, class);
                                     if number != NONE {
                                         take(number);
                                         mine.push(number);
                                     }
                                 } else if let Some(number) = mine.pop() {
                                     give(number);
-                                    if !push(&stacks, class, number) {
+                                    if !push(stacks, class, number) {
                                         take(number);
                                         mine.push(number);
                                     }
@@ -455,7 +456,11 @@ mod tests {
                         take(number);
                         kept.push(number);
                     };
-                    if round % 3 == 0 { stacks.drain_here(&mut each) } else { stacks.drain(|_| true, &mut each) };
+                    if round % 3 == 0 {
+                        stacks.drain_here(&mut each)
+                    } else {
+                        stacks.drain(|_| true, &mut each)
+                    };
                     while let Some(number) = kept.pop() {
                         give(number);
                         if !push(&stacks, 1, number) {

@@ -18,10 +18,10 @@ mod tests;
 
 pub use class_stacks::{ClassStacks, Line, MOST_CLASSES, Place, lay_out};
 
-use head::{Head, View};
-use sequence::Stacks;
 use super::memory::{self, Protection, Range};
 use super::{Errno, PAGE_SIZE, membarrier, round_up, rseq, sched, topology};
+use head::{Head, View};
+use sequence::Stacks;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// What [`CpuStacks::pop`] returns for a stack that is empty or closed; no number may be this.
@@ -154,7 +154,9 @@ impl CpuStacks {
     pub fn pop_many(&self, into: &mut [u32]) -> usize {
         match self.rseq {
             // SAFETY: as in `pop`; `into` has room for as many numbers as it says.
-            Some(rseq) => unsafe { sequence::pop_many::<STRIDE_LOG2>(self.stacks(rseq), into.as_mut_ptr(), into.len()) },
+            Some(rseq) => unsafe {
+                sequence::pop_many::<STRIDE_LOG2>(self.stacks(rseq), into.as_mut_ptr(), into.len())
+            },
             None => self.pop_held(into),
         }
     }
@@ -164,7 +166,9 @@ impl CpuStacks {
     pub fn push_many(&self, numbers: &[u32]) -> usize {
         match self.rseq {
             // SAFETY: as in `pop`; `numbers` has as many as it says.
-            Some(rseq) => unsafe { sequence::push_many::<STRIDE_LOG2>(self.stacks(rseq), numbers.as_ptr(), numbers.len()) },
+            Some(rseq) => unsafe {
+                sequence::push_many::<STRIDE_LOG2>(self.stacks(rseq), numbers.as_ptr(), numbers.len())
+            },
             None => self.push_held(numbers),
         }
     }
@@ -205,8 +209,9 @@ impl CpuStacks {
                 closed[cpu / 64] |= 1 << (cpu % 64);
             }
         }
-        let mine =
-            || self.all().iter().enumerate().take(MOST_CPUS).filter(|&(cpu, _)| closed[cpu / 64] >> (cpu % 64) & 1 != 0);
+        let mine = || {
+            self.all().iter().enumerate().take(MOST_CPUS).filter(|&(cpu, _)| closed[cpu / 64] >> (cpu % 64) & 1 != 0)
+        };
         if mine().next().is_none() {
             return 0;
         }

@@ -82,8 +82,7 @@ fn no_number_is_lost_or_doubled() {
     for stacks in both(64) {
         let owned: Vec<AtomicU8> = (0..NUMBERS).map(|_| AtomicU8::new(0)).collect();
         let stop = AtomicBool::new(false);
-        let take =
-            |number: u32| assert_eq!(owned[number as usize].swap(1, Ordering::SeqCst), 0, "{number} doubled");
+        let take = |number: u32| assert_eq!(owned[number as usize].swap(1, Ordering::SeqCst), 0, "{number} doubled");
         let give = |number: u32| assert_eq!(owned[number as usize].swap(0, Ordering::SeqCst), 1, "{number} lost");
         let cpus = sched::affinity().unwrap();
         let left = std::thread::scope(|scope| {
