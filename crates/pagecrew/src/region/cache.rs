@@ -93,6 +93,8 @@ pub struct CpuCaches {
     zone_shift: u32,
     /// Whether spans that are freed may wait here.
     open: AtomicBool,
+    /// Whether they never may again.
+    closed: AtomicBool,
     /// Whether the spans that memory is zeroed ahead for go back to their zones.
     zeroes_wanted: AtomicBool,
     stacks: ClassStacks,
@@ -114,8 +116,8 @@ impl CpuCaches {
     ) -> Result<CpuCaches, Errno> {
         let stacks = ClassStacks::new(&PLACES)?;
         let nodes = (0..if nodes > 1 { stacks.cpus() } else { 0 }).map(node_of).collect();
-        let [open, zeroes_wanted] = [false; 2].map(AtomicBool::new);
-        Ok(CpuCaches { start, map, zone_shift, open, zeroes_wanted, stacks, nodes })
+        let [open, closed, zeroes_wanted] = [false; 3].map(AtomicBool::new);
+        Ok(CpuCaches { start, map, zone_shift, open, closed, zeroes_wanted, stacks, nodes })
     }
 
     /// The CPU that the calling thread runs on at this moment.
@@ -135,7 +137,13 @@ impl CpuCaches {
 
     /// Says whether spans that are freed may wait here from now on.
     pub(super) fn set_open(&self, open: bool) {
-        self.open.store(open, Relaxed);
+        self.open.store(open && !self.closed.load(Relaxed), Relaxed);
+    }
+
+    /// Nothing waits here any more, and nobody looks at the map: parts of it go.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Relaxed);
+        self.open.store(false, Relaxed);
     }
 
     /// Says whether the spans that memory is zeroed ahead for go back to their zones.

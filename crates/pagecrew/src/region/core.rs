@@ -377,10 +377,9 @@ impl Core {
             let guard = if self.guards { PAGE_SIZE } else { 0 };
             return Some((crate::sys::round_up(size, PAGE_SIZE)?.checked_add(guard)?, 0));
         }
-        if self.counts_every_page() {
-            return Some((crate::sys::round_up(size, PAGE_SIZE)?, 0));
-        }
-        classes::span_for(size)
+        let exact = crate::sys::round_up(size, PAGE_SIZE)?;
+        let (len, class) = classes::span_for(size)?;
+        Some(if self.counts_every_page() { (exact, 0) } else { (len, class) })
     }
 
     /// Whether a span of `len` bytes should come from memory with huge pages.

@@ -44,4 +44,10 @@ impl Links {
     pub fn range(&self) -> Range {
         self.0.range()
     }
+
+    /// The zone ends at page `at` from now on.
+    pub fn close_from(&self, at: usize) {
+        // SAFETY: links are only used with the zone locked, and nothing lies there.
+        unsafe { self.0.close_from(at) };
+    }
 }

@@ -512,6 +512,7 @@ impl Region {
     /// up. For a program that sets itself a limit (`RLIMIT_AS`, `RLIMIT_DATA`) or locks what it will map: its own malloc serves it
     /// from there on. Returns whether there was anything to give up.
     pub fn tighten(&self) -> bool {
+        self.core().caches.close();
         self.trim();
         self.core().zones.iter().filter(|zone| self.core().tighten(zone)).count() > 0
     }

@@ -184,6 +184,13 @@ impl PageMap {
         self.0.forget(from, to);
     }
 
+    /// The zone ends at page `page` from now on. What this is a part of is not asked about a page there any more.
+    pub fn close_from(&self, page: usize) {
+        // SAFETY: nothing is handed out there, so only a pointer that is none of ours could be looked up, and the caches, which know the
+        // whole map, were closed before.
+        unsafe { self.0.close_from(page) };
+    }
+
     /// Where the map lies.
     pub fn range(&self) -> Range {
         self.0.range()

@@ -2,7 +2,7 @@
 
 use super::core::{Core, RegionCrew, Zone, lock};
 use super::options::Options;
-use super::policy::{LowWater, expected_growth, first_peak, slack};
+use super::policy::{LowWater, Signals, expected_growth, first_peak, slack};
 use super::signals::SignalReader;
 use crate::crew::look::NextLook;
 use crate::crew::{Employer, Operation, Task, Tick};
@@ -29,6 +29,9 @@ const ACTIVE_NS: u64 = 1_000_000_000;
 const ROOM_BACKLOG: usize = 8 << 20;
 /// The backlog of memory on its way back may always be this long.
 const BACKLOG_LEAST: usize = 64 << 20;
+
+/// What may be there beyond the target is at most this part of what is left below the control group's limit.
+const ROOM_SHARE: usize = 16;
 
 /// What the watcher remembers.
 struct Watch {
@@ -74,6 +77,8 @@ pub(super) struct Retention {
     near_limit: AtomicBool,
     /// Whether somebody has looked.
     looked: AtomicBool,
+    /// Bytes that the control group had left below its limit at the last look.
+    room: AtomicUsize,
     /// Whether the control group has no room for memory that waits for its way back.
     cramped: AtomicBool,
     watch: Mutex<Watch>,
@@ -93,6 +98,7 @@ impl Retention {
             next_look: NextLook::new(),
             near_limit: AtomicBool::new(true),
             looked: AtomicBool::new(false),
+            room: AtomicUsize::new(usize::MAX),
             cramped: AtomicBool::new(false),
             watch: Mutex::new(Watch::new(options, now)),
         }
@@ -182,7 +188,9 @@ impl Core {
     /// What may be there beyond the target: without pressure, little; near a limit, nothing.
     fn slack(&self) -> usize {
         let none = self.retention.near_limit.load(Ordering::Relaxed) || self.options.retain == Some(0);
-        if none { 0 } else { slack(self.retention.peak_in_use.load(Ordering::Relaxed)) }
+        let slack = slack(self.retention.peak_in_use.load(Ordering::Relaxed));
+        // A program that grows towards its group's limit may be there before the next look.
+        if none { 0 } else { slack.min(self.retention.room.load(Ordering::Relaxed) / ROOM_SHARE) }
     }
 
     /// Whether the control group has no room for more than what the program asks for: spans have just that length then, those of which a
@@ -229,11 +237,19 @@ impl Core {
     /// Finds out whether a limit is near, for a program that retains nothing.
     fn look_at_limits(&self, watch: &mut Watch, now: u64) {
         let read = watch.signals.read(0, now);
-        self.retention.near_limit.store(watch.signals.near_limit(), Ordering::Relaxed);
+        // A program that has only grown so far may grow up to its group's limit: not a page may be missing then.
+        let grows = read.is_some_and(|signals| signals.group.is_some());
+        self.retention.near_limit.store(grows || watch.signals.near_limit(), Ordering::Relaxed);
         self.retention.looked.store(true, Ordering::Relaxed);
         if let Some(signals) = read {
+            self.note_room(&signals);
             self.set_cramped(signals.cramped(self.retention.peak_live.load(Ordering::Relaxed).max(signals.resident)));
         }
+    }
+
+    fn note_room(&self, signals: &Signals) {
+        let room = signals.group.map_or(usize::MAX, |group| group.limit.saturating_sub(group.used) as usize);
+        self.retention.room.store(room, Ordering::Relaxed);
     }
 
     /// Reads the signals and computes the target, with `backlog` bytes on their way back. `None` if memory was freed or
@@ -253,6 +269,7 @@ impl Core {
         }
         let mut growth = 0;
         let target = read.map_or(0, |signals| {
+            self.note_room(&signals);
             let used = self.in_use();
             let most_used = self.retention.recent_in_use.swap(used, Ordering::Relaxed);
             let outside = signals.outside(used);

@@ -884,18 +884,27 @@ impl SpanMap {
         }
     }
 
-    /// Takes up to `most` bytes of dirty memory to be zeroed by `helper`, `least` at least. Returns offset and length.
-    pub fn begin_zeroing(&mut self, most: usize, least: usize, helper: usize) -> Option<(usize, usize)> {
+    /// Takes a piece of up to `most` bytes of dirty memory, of the longest segment and that of at least `least`, to be zeroed by `helper`.
+    /// `look` is called with its offset and length and says how much of it is alike, and whether it has so many pages that zeroing it is
+    /// worth while; if not, that much is to be discarded. Returns offset, length and what `look` said.
+    pub fn begin_zeroing(
+        &mut self,
+        most: usize,
+        least: usize,
+        helper: usize,
+        look: impl FnOnce(usize, usize) -> (usize, bool),
+    ) -> Option<(usize, usize, bool)> {
         let page = self.available[1].down_to(&self.links, least / PAGE).next()?;
         let (offset, size) = (page * PAGE, self.map.get(page)?.len);
         if size < least {
             return None;
         }
-        let len = size.min((most & !(PAGE - 1)).max(PAGE));
+        let (len, worth) = look(offset, size.min((most & !(PAGE - 1)).max(PAGE)));
         self.split_at(offset + len);
         let segment = self.take(offset);
-        self.put(offset, Segment { state: State::Zeroing(helper), ..segment });
-        Some((offset, len))
+        let state = if worth { State::Zeroing(helper) } else { State::Discarding };
+        self.put(offset, Segment { state, ..segment });
+        Some((offset, len, worth))
     }
 
     /// Says that the helper has zeroed what it took at `offset`. Returns false if it was revoked meanwhile.
@@ -986,7 +995,8 @@ impl SpanMap {
             unmap(self.top, rest);
             self.bytes.reserved -= rest as u64;
             self.len = self.top;
-            self.give_back_map();
+            self.map.close_from(self.top / PAGE);
+            self.links.close_from(self.top / PAGE);
         }
     }
 
@@ -1088,6 +1098,11 @@ mod tests {
         SpanMap::new(64 * G, G).unwrap()
     }
 
+    /// All of it has its pages.
+    fn all(_: usize, len: usize) -> (usize, bool) {
+        (len, true)
+    }
+
     fn request(pages: usize, want: Want) -> Request {
         Request { len: pages * G, align: 1, want, class: 0, revocable: true, fresh: true }
     }
@@ -1145,13 +1160,25 @@ mod tests {
             (allocate(&mut map, 4, Want::Any), allocate(&mut map, 1, Want::Any), allocate(&mut map, 4, Want::Any));
         let last = allocate(&mut map, 1, Want::Any);
         map.release(a.offset);
-        let (offset, len) = map.begin_zeroing(usize::MAX, G, 3).unwrap();
+        let (offset, len, _) = map.begin_zeroing(usize::MAX, G, 3, all).unwrap();
         assert!(map.finish_zeroing(offset, 3, true));
         map.release(b.offset);
         assert_eq!((offset, len), (a.offset, 4 * G));
         assert_eq!(allocate(&mut map, 4, Want::Any).pieces[0].state, State::Dirty);
         assert_eq!(allocate(&mut map, 4, Want::Zeroes).pieces[0].state, State::Zeroed);
         assert!(map.in_use_at(wall.offset).is_some() && map.in_use_at(last.offset).is_some());
+    }
+
+    #[test]
+    fn memory_of_which_little_is_there_goes_back_instead_of_being_zeroed() {
+        let mut map = map();
+        let (a, _wall) = (allocate(&mut map, 8, Want::Any), allocate(&mut map, 1, Want::Any));
+        map.release(a.offset);
+        assert_eq!(map.begin_zeroing(8 * G, G, 3, |_, _| (6 * G, false)), Some((a.offset, 6 * G, false)));
+        assert_eq!((map.retained(), map.discarding()), (2 * G, 6 * G));
+        map.finish_discard(a.offset, 6 * G, false);
+        assert_eq!(map.begin_zeroing(8 * G, G, 3, all), Some((a.offset + 6 * G, 2 * G, true)));
+        map.check();
     }
 
     #[test]
@@ -1169,7 +1196,7 @@ mod tests {
         let mut map = map();
         let span = allocate(&mut map, 8, Want::Any);
         map.release(span.offset);
-        map.begin_zeroing(4 * G, G, 0).unwrap();
+        map.begin_zeroing(4 * G, G, 0, all).unwrap();
         let grant = allocate(&mut map, 6, Want::Zeroes);
         assert_eq!(grant.pieces[0], piece(0, 4, State::Zeroing(0)));
         assert!(!map.finish_zeroing(0, 0, true), "the helper was revoked");
@@ -1178,7 +1205,7 @@ mod tests {
         let mut map = SpanMap::new(64 * G, G).unwrap();
         let span = allocate(&mut map, 8, Want::Any);
         map.release(span.offset);
-        map.begin_zeroing(8 * G, G, 0).unwrap();
+        map.begin_zeroing(8 * G, G, 0, all).unwrap();
         let grant = map.allocate(&Request { revocable: false, ..request(6, Want::Zeroes) }).unwrap();
         assert_eq!(grant.pieces[0].state, State::Reserved);
     }
@@ -1448,7 +1475,13 @@ mod tests {
                         prop_assert!(words.retire(start).is_none());
                     }
                     Step::BeginZeroing(most) if zeroing.is_none() => {
-                        zeroing = map.begin_zeroing(most * G, G, 7).map(|(offset, len)| (offset / G, len / G));
+                        // As a zone in which every third page begins memory of which little is there.
+                        let look = |offset: usize, len: usize| ((len / G).div_ceil(2) * G, !(offset / G).is_multiple_of(3));
+                        match map.begin_zeroing(most * G, G, 7, look) {
+                            Some((offset, len, true)) => zeroing = Some((offset / G, len / G)),
+                            Some((offset, len, false)) => discards.push((offset / G, len / G)),
+                            None => {}
+                        }
                     }
                     Step::FinishZeroing(whole) => {
                         if let Some((start, len)) = zeroing.take() {
@@ -1536,7 +1569,8 @@ mod model {
             map.release(span.offset);
             let zone = Zone { map: Mutex::new(map), ahead: Ahead::new(), memory: Mutex::new(7) };
             zone.ahead.set_out(|slot| {
-                let (start, len) = zone.map.lock().unwrap().begin_zeroing(GRANULE, GRANULE, slot)?;
+                let (start, len, _) =
+                    zone.map.lock().unwrap().begin_zeroing(GRANULE, GRANULE, slot, |_, len| (len, true))?;
                 Some(Range { start, len })
             });
             let zone = Arc::new(zone);

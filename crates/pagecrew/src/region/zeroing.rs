@@ -7,7 +7,7 @@ use crate::crew::ahead::{Ahead, Done};
 use crate::crew::{Employer, Operation, Task};
 use crate::sys::memory::Range;
 use crate::sys::zero::{self, Use};
-use crate::sys::{HUGE_PAGE_SIZE, clock, pagemap};
+use crate::sys::{HUGE_PAGE_SIZE, PAGE_SIZE, clock, memory};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
@@ -77,16 +77,18 @@ impl Core {
                 self.zero(crew, range, total, zone.node);
                 continue;
             }
-            // A program that touches little of a large table leaves most of it without pages, and those read as zero already:
-            // writing zeroes there would give the table pages that it never had.
-            let mut backed = 0;
-            let scan = pagemap::with_contents(range, |part| {
-                backed += part.len;
-                self.zero(crew, part, total, zone.node);
-            });
-            match scan {
-                Ok(()) => skipped += range.len - backed,
-                Err(_) => self.zero(crew, range, total, zone.node),
+            // A program that touches little of a large table leaves most of it without pages, and those read as zero already: writing
+            // zeroes there would give the table pages that it never had. Where few pages are, they go back.
+            let mut rest = range;
+            while rest.len > 0 {
+                let (part, sparse) = first_by_use(rest);
+                rest = Range { start: part.end(), len: rest.len - part.len };
+                // SAFETY: the range is part of a span that belongs to the calling allocation.
+                if sparse && unsafe { memory::discard(part) }.is_ok() {
+                    skipped += part.len;
+                } else {
+                    self.zero(crew, part, total, zone.node);
+                }
             }
         }
         skipped
@@ -152,17 +154,34 @@ impl Core {
         let mut missing = goal.saturating_sub(zeroed as usize + self.zeroing.ahead.under_way());
         let mut set_out = false;
         for zone in &self.zones {
+            let mut sparse = Vec::new();
             let mut inner = zone.lock();
-            while missing > 0
-                && self.zeroing.ahead.set_out(|slot| {
-                    let (offset, len) = inner.map.begin_zeroing(ZERO_STEP, ZERO_LEAST, slot)?;
+            while missing > 0 {
+                let before = sparse.len();
+                let out = self.zeroing.ahead.set_out(|slot| {
+                    // A helper must not wait for the kernel with a lock, so it gets only what is there.
+                    let look = |offset, len| {
+                        let (part, sparse) = first_by_use(zone.at(offset, len));
+                        (part.len, !sparse)
+                    };
+                    let (offset, len, worth) = inner.map.begin_zeroing(ZERO_STEP, ZERO_LEAST, slot, look)?;
+                    if !worth {
+                        sparse.push((offset, len));
+                        return None;
+                    }
                     missing = missing.saturating_sub(len);
                     Some(zone.at(offset, len))
-                })
-            {
-                set_out = true;
+                });
+                set_out |= out;
+                if !out && sparse.len() == before {
+                    break;
+                }
             }
             self.publish(zone, &mut inner);
+            drop(inner);
+            for (offset, len) in sparse {
+                self.discard(crew, zone, offset, len);
+            }
         }
         if set_out {
             crew.call(0, Operation::Zero);
@@ -198,23 +217,15 @@ impl Core {
     /// Zeroes what is set out, until that is revoked. Returns whether all of it was zeroed, and the nanoseconds that it took.
     fn zero_piece(&self, range: Range, revoked: &AtomicU32) -> (bool, u64) {
         let begin = clock::now_ns();
-        let zero = |part: Range| {
-            // SAFETY: a range in state `Zeroing` is used by nobody else until it is revoked; where it can't be revoked, nobody
-            // takes it.
-            unsafe {
-                if self.can_revoke() {
-                    zero::zero_unless(part, Use::Later, revoked)
-                } else {
-                    zero::zero(part, Use::Later);
-                    true
-                }
+        // SAFETY: a range in state `Zeroing` is used by nobody else until it is revoked; where it can't be revoked, nobody takes it.
+        let whole = unsafe {
+            if self.can_revoke() {
+                zero::zero_unless(range, Use::Later, revoked)
+            } else {
+                zero::zero(range, Use::Later);
+                true
             }
         };
-        // Only what is backed: zeroing pages that were never touched would give them memory.
-        let mut whole = true;
-        if pagemap::with_contents(range, |part| whole = whole && zero(part)).is_err() {
-            whole = zero(range);
-        }
         (whole, clock::now_ns() - begin)
     }
 
@@ -232,4 +243,24 @@ impl Core {
         }
         worked
     }
+}
+
+/// The first part of a range that is alike in whether few of its pages are there, and whether they are. Says nothing about what lies in them:
+/// a page may be swapped out.
+fn first_by_use(range: Range) -> (Range, bool) {
+    let mut part = Range { start: range.start, len: 0 };
+    let mut kind = None;
+    let mut pages = [0u8; HUGE_PAGE_SIZE / PAGE_SIZE];
+    while part.end() < range.end() {
+        let window = Range { start: part.end(), len: (range.end() - part.end()).min(HUGE_PAGE_SIZE) };
+        let count = window.len / PAGE_SIZE;
+        let known = memory::residence(window, &mut pages).is_ok();
+        let there = pages[..count].iter().filter(|&&page| page & 1 != 0).count();
+        let sparse = known && there <= count / 2;
+        if *kind.get_or_insert(sparse) != sparse {
+            break;
+        }
+        part.len += window.len;
+    }
+    (part, kind.unwrap_or(false))
 }

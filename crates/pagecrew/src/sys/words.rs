@@ -2,20 +2,22 @@
 
 use super::memory::{self, Advice, Protection, Range};
 use super::{Errno, PAGE_SIZE};
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// An array of atomic words, all zero at first, or a part of one. Pages of it that were never written have no memory.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Words {
     start: usize,
-    count: usize,
+    /// Words that there are; fewer once the end was given up.
+    count: AtomicUsize,
     /// Goes with the last part.
     mapping: Arc<Mapping>,
 }
 
+/// What is mapped for an array.
 #[derive(Debug)]
-struct Mapping(Range);
+struct Mapping(Mutex<Vec<Range>>);
 
 impl Words {
     /// An array of `count` words.
@@ -28,22 +30,25 @@ impl Words {
         // One word written must not cost 2 MiB, whatever the system's setting is.
         // SAFETY: this kind of advice changes no contents.
         let _ = unsafe { memory::advise(range, Advice::NoHugePage) };
-        Ok(Words { start: range.start, count, mapping: Arc::new(Mapping(range)) })
+        let mapping = Arc::new(Mapping(Mutex::new(vec![range])));
+        Ok(Words { start: range.start, count: AtomicUsize::new(count), mapping })
     }
 
-    /// The `count` words from `first` on.
+    /// The `count` words from `first` on: what is written to one is read in the other.
     ///
     /// # Panics
     /// If there are not so many.
     pub fn part(&self, first: usize, count: usize) -> Words {
-        assert!(first.checked_add(count).is_some_and(|end| end <= self.count));
-        Words { start: self.start + first * size_of::<AtomicU64>(), count, mapping: self.mapping.clone() }
+        assert!(first.checked_add(count).is_some_and(|end| end <= self.len()));
+        let start = self.start + first * size_of::<AtomicU64>();
+        Words { start, count: AtomicUsize::new(count), mapping: self.mapping.clone() }
     }
 
     /// How many words it has.
     #[allow(clippy::len_without_is_empty)]
+    #[inline(always)]
     pub fn len(&self) -> usize {
-        self.count
+        self.count.load(Ordering::Relaxed)
     }
 
     fn len_of(count: usize) -> usize {
@@ -52,14 +57,14 @@ impl Words {
 
     /// Where the array lies.
     pub fn range(&self) -> Range {
-        Range { start: self.start, len: Self::len_of(self.count) }
+        Range { start: self.start, len: Self::len_of(self.len()) }
     }
 
     /// The word at `index`, if there is one.
     #[inline(always)]
     pub fn get(&self, index: usize) -> Option<&AtomicU64> {
         // SAFETY: the mapping holds `count` words from `start` on and lives as long as `self`; zero is a valid word.
-        (index < self.count).then(|| unsafe { &*(self.start as *const AtomicU64).add(index) })
+        (index < self.len()).then(|| unsafe { &*(self.start as *const AtomicU64).add(index) })
     }
 
     /// The word at `index`.
@@ -80,19 +85,48 @@ impl Words {
             let _ = unsafe { memory::discard(Range { start, len: end - start }) };
         }
     }
+
+    /// Gives the words from `index` on up, address space included: the array ends there.
+    ///
+    /// # Safety
+    /// Nobody uses a word there from now on, in this array or in one that it is a part of or that is a part of it.
+    pub unsafe fn close_from(&self, index: usize) {
+        let before = self.range();
+        if index >= self.len() {
+            return;
+        }
+        self.count.store(index, Ordering::Relaxed);
+        let gone = Range { start: self.range().end(), len: before.end() - self.range().end() };
+        // A part that ends within a page shares it with the next one.
+        let gone = Range { start: gone.start, len: gone.len & !(PAGE_SIZE - 1) };
+        let mut kept = self.mapping.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(at) = kept.iter().position(|range| range.start <= gone.start && gone.end() <= range.end()) else {
+            return;
+        };
+        // SAFETY: the pages hold only words that nobody uses, by the function's own contract.
+        if gone.len > 0 && unsafe { memory::unmap(gone) }.is_ok() {
+            let range = kept.swap_remove(at);
+            let rest = [
+                Range { start: range.start, len: gone.start - range.start },
+                Range { start: gone.end(), len: range.end() - gone.end() },
+            ];
+            kept.extend(rest.into_iter().filter(|range| range.len > 0));
+        }
+    }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: no part of the array is left, and no reference outlives its part.
-        let _ = unsafe { memory::unmap(self.0) };
+        for &range in self.0.get_mut().unwrap_or_else(PoisonError::into_inner).iter() {
+            // SAFETY: no part of the array is left, and no reference outlives its part.
+            let _ = unsafe { memory::unmap(range) };
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::Ordering;
 
     #[test]
     fn words_are_zero_until_written_and_cost_only_what_is_written() {
@@ -108,6 +142,29 @@ mod tests {
         assert_eq!(part.at(78).load(Ordering::Relaxed), 7);
         part.forget(0, 100);
         assert_eq!(part.at(78).load(Ordering::Relaxed), 7, "half a page is left alone");
+    }
+
+    #[test]
+    fn the_end_of_a_part_is_given_up_and_its_neighbours_stay() {
+        let words = Words::new(4096).unwrap();
+        let parts = [0, 1024, 2048, 3072].map(|first| words.part(first, 1024));
+        words.at(3072).store(7, Ordering::Relaxed);
+        let behind = parts[1].range().start + PAGE_SIZE;
+        // SAFETY: nobody else knows of the words.
+        unsafe { parts[1].close_from(100) };
+        assert_eq!(
+            (parts[1].get(99).is_some(), parts[1].get(100).is_none(), parts[1].range().len),
+            (true, true, PAGE_SIZE)
+        );
+        let gone = Range { start: behind, len: PAGE_SIZE };
+        assert!(memory::residence(gone, &mut [0]).is_err(), "still mapped");
+        assert_eq!(parts[3].at(0).load(Ordering::Relaxed), 7);
+        parts[2].at(0).store(8, Ordering::Relaxed);
+        // What somebody else maps there is his, also when the words go.
+        // SAFETY: nobody else knows of the address, where nothing is mapped.
+        unsafe { memory::map_fresh(gone, Protection::ReadWrite) }.unwrap();
+        drop((words, parts));
+        assert!(memory::residence(gone, &mut [0]).is_ok());
     }
 
     #[test]
