@@ -159,6 +159,25 @@ static void by_end_of_last_thread(void) {
     pthread_exit(NULL);
 }
 
+static void *last_after_helpers(void *argument) {
+    (void)argument;
+    sleep_ms(20);
+    for (int round = 0; round < 3; round++) {
+        char *block = malloc(LIVE / 4);
+        memset(block, 1, LIVE / 4);
+        free(block);
+    }
+    return NULL;
+}
+
+// As above where there are helpers: whoever ends last, the program's own thread runs the handlers.
+static void by_end_of_last_thread_with_helpers(void) {
+    pthread_t thread;
+    last_after_helpers(NULL);
+    CHECK(pthread_create(&thread, NULL, last_after_helpers, NULL) == 0);
+    pthread_exit(NULL);
+}
+
 static void *busy(void *argument) {
     uint64_t state = (uintptr_t)argument;
     for (;;) {
@@ -334,6 +353,7 @@ int main(void) {
     in_child("from a thread, 512M stack", from_large_thread, 15, "atexit;destructor;");
     in_child("after the main thread", after_main_thread, 16, "atexit;destructor;");
     in_child("end of the last thread", by_end_of_last_thread, 0, "atexit;destructor;");
+    in_child("the same with helpers", by_end_of_last_thread_with_helpers, 0, "atexit;destructor;");
     in_child("busy threads", with_busy_threads, 17, "atexit;destructor;");
     in_child("_exit, busy threads", underscore_with_busy_threads, 18, "");
     in_child("deaf threads", with_deaf_threads, 19, "atexit;destructor;");

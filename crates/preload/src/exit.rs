@@ -2,14 +2,16 @@
 //!
 //! `exit` and the return from `main` end in the handler that was registered first: this library's initialiser runs before libc
 //! registers anything, so when its turn comes, every other handler and destructor has run. `_exit`, `_Exit` and `quick_exit` are
-//! stood in for. A process that shares its memory with its parent (`vfork`, `posix_spawn`) has another number than the one
+//! stood in for. Where the main thread ends alone (`pthread_exit`, `thrd_exit`), the process ends with its last thread, and the C library runs the
+//! handlers on that: the crew, whose threads count, is dismissed. A process that shares its memory with its parent (`vfork`, `posix_spawn`) has another number than the one
 //! that owns it, and leaves everything as it is.
 
 use crate::{HEAP, state};
 use pagecrew::region::Region;
 use pagecrew::sys::memory::Range;
+use pagecrew::sys::sched::thread_id;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 unsafe extern "C" {
     fn on_exit(handler: extern "C" fn(i32, *mut c_void), argument: *mut c_void) -> i32;
@@ -26,8 +28,63 @@ pub fn install() {
     unsafe {
         on_exit(at_exit, std::ptr::null_mut());
         at_quick_exit(at_quick);
+        let next = |name: &std::ffi::CStr| libc::dlsym(libc::RTLD_NEXT, name.as_ptr());
+        NEXT_PTHREAD_EXIT.store(next(c"pthread_exit"), Ordering::Relaxed);
+        NEXT_THRD_EXIT.store(next(c"thrd_exit"), Ordering::Relaxed);
     }
 }
+
+static NEXT_PTHREAD_EXIT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static NEXT_THRD_EXIT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// A thread ends alone.
+extern "C" fn before_thread_ends() {
+    // SAFETY: getpid takes nothing and cannot fail.
+    if thread_id() == unsafe { libc::getpid() } && state::own_process() {
+        state::main_thread_ends();
+    }
+}
+
+/// A function that calls [`before_thread_ends`] and goes on with its namesake behind us. The C library unwinds the thread's stack from there, so
+/// this leaves no frame.
+macro_rules! thread_end {
+    ($(#[$doc:meta])* $name:ident, $argument:ty, $next:ident) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub extern "C" fn $name(value: $argument) -> ! {
+            #[cfg(target_arch = "x86_64")]
+            std::arch::naked_asm!(
+                "push rdi",
+                "call {before}",
+                "pop rdi",
+                "jmp qword ptr [rip + {next}]",
+                before = sym before_thread_ends,
+                next = sym $next,
+            );
+            #[cfg(target_arch = "aarch64")]
+            std::arch::naked_asm!(
+                "stp x0, x30, [sp, #-16]!",
+                "bl {before}",
+                "ldp x0, x30, [sp], #16",
+                "adrp x16, {next}",
+                "ldr x16, [x16, :lo12:{next}]",
+                "br x16",
+                before = sym before_thread_ends,
+                next = sym $next,
+            );
+        }
+    };
+}
+
+thread_end!(
+    /// `void pthread_exit(void *value)`
+    pthread_exit, *mut c_void, NEXT_PTHREAD_EXIT
+);
+thread_end!(
+    /// `void thrd_exit(int value)`
+    thrd_exit, i32, NEXT_THRD_EXIT
+);
 
 extern "C" fn at_exit(status: i32, _: *mut c_void) {
     finish(status, true);

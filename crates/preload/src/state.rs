@@ -26,6 +26,9 @@ static UNSHARED: AtomicBool = AtomicBool::new(false);
 /// Set in a forked child for good.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
+/// Set where the main thread has ended and the process goes on.
+static MAIN_ENDED: AtomicBool = AtomicBool::new(false);
+
 const NONE: u32 = 0;
 const MAKING: u32 = 1;
 const MADE: u32 = 2;
@@ -87,7 +90,11 @@ fn make() -> Option<&'static Region> {
     if MAKING_STATE.compare_exchange(NONE, MAKING, Ordering::Acquire, Ordering::Relaxed).is_err() {
         return existing_region();
     }
-    let Ok(region) = Region::with(start.options.clone(), start.cpus, Topology::read()) else {
+    let mut options = start.options.clone();
+    if MAIN_ENDED.load(Ordering::Relaxed) {
+        options.helpers = Some(0);
+    }
+    let Ok(region) = Region::with(options, start.cpus, Topology::read()) else {
         MAKING_STATE.store(OFF, Ordering::Release);
         return None;
     };
@@ -129,6 +136,14 @@ fn share_stats(region: &Region) {
     }
 }
 
+/// The main thread ends before the others: from now on there are no helpers.
+pub fn main_thread_ends() {
+    MAIN_ENDED.store(true, Ordering::Relaxed);
+    if let Some(region) = existing_region() {
+        region.dismiss_crew();
+    }
+}
+
 /// The start, once the library was loaded.
 pub fn start() -> Option<&'static Start> {
     START.get()
@@ -161,6 +176,7 @@ pub fn after_fork_in_child() {
     adopt_process();
     UNSHARED.store(true, Ordering::Relaxed);
     FORKED.store(true, Ordering::Relaxed);
+    MAIN_ENDED.store(false, Ordering::Relaxed);
     let _ = MAKING_STATE.compare_exchange(MAKING, OFF, Ordering::Relaxed, Ordering::Relaxed);
 }
 

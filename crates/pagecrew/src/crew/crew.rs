@@ -339,6 +339,7 @@ impl<E: Employer> Crew<E> {
             helper.thread.store(0, Ordering::Relaxed);
             helper.at_work.store(false, Ordering::Relaxed);
         });
+        shared.stop.store(false, Ordering::Relaxed);
         shared.contention.over();
         shared.contention.seen_to();
         shared.quota.reset();
@@ -352,16 +353,8 @@ impl<E: Employer> Crew<E> {
 
 impl<E: Employer> Drop for Crew<E> {
     fn drop(&mut self) {
-        if !self.owner {
-            return;
-        }
-        self.shared.stop.store(true, Ordering::SeqCst);
-        self.hurry();
-        self.shared.bells.iter().for_each(|bell| _ = bell.ring(THREADS));
-        self.shared.watcher_bell.ring(1);
-        let handles: Vec<_> = lock(&self.shared.starting).handles.iter_mut().filter_map(Option::take).collect();
-        for handle in handles {
-            handle.join();
+        if self.owner {
+            self.dismiss();
         }
     }
 }

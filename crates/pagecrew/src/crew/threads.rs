@@ -146,6 +146,18 @@ impl<E: Employer> Crew<E> {
         }
     }
 
+    /// Ends every thread of the crew and waits for that; none is started any more. What is left to do, callers do.
+    pub fn dismiss(&self) {
+        self.hurry();
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.bells.iter().for_each(|bell| _ = bell.ring(THREADS));
+        self.shared.watcher_bell.ring(1);
+        let handles: Vec<_> = lock(&self.shared.starting).handles.iter_mut().filter_map(Option::take).collect();
+        for handle in handles {
+            handle.join();
+        }
+    }
+
     /// Starts the watcher, if there is none. Returns whether there is one.
     pub(super) fn start_watcher(&self) -> bool {
         if self.shared.limit == Some(0) {

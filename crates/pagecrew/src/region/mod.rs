@@ -302,6 +302,12 @@ impl Region {
         Ok(Self::pointer(span.start))
     }
 
+    /// Ends the helpers and the watcher for good, waiting for what they are at. For a process that ends with its last thread: the C library
+    /// runs what there is to do at the end on that thread, which must be one of the program's.
+    pub fn dismiss_crew(&self) {
+        self.crew.dismiss();
+    }
+
     /// Has the watcher take `rider` along from now on, if it has none yet.
     pub fn take_along(&self, rider: Box<dyn Rider>) -> bool {
         self.core().seat.take(rider)
