@@ -79,6 +79,8 @@ pub(super) struct Retention {
     looked: AtomicBool,
     /// Bytes that the control group had left below its limit at the last look.
     room: AtomicUsize,
+    /// What may be in use below that limit, if all of it has pages.
+    most_in_use: AtomicUsize,
     /// Whether the control group has no room for memory that waits for its way back.
     cramped: AtomicBool,
     watch: Mutex<Watch>,
@@ -99,6 +101,7 @@ impl Retention {
             near_limit: AtomicBool::new(true),
             looked: AtomicBool::new(false),
             room: AtomicUsize::new(usize::MAX),
+            most_in_use: AtomicUsize::new(usize::MAX),
             cramped: AtomicBool::new(false),
             watch: Mutex::new(Watch::new(options, now)),
         }
@@ -170,6 +173,11 @@ impl Core {
     /// After `freed` bytes have come back: what is retained beyond the bound goes back, and the watcher is there where it has to be.
     pub fn settle_retained(&self, crew: &RegionCrew, freed: usize) {
         self.sum_up_own();
+        // A program that has grown to its group's limit since the last look doesn't wait for the next one.
+        let most = self.retention.most_in_use.load(Ordering::Relaxed);
+        if self.retention.recent_in_use.load(Ordering::Relaxed) > most - most / ROOM_SHARE && !self.cramped() {
+            self.set_cramped(true);
+        }
         let target = self.target_after_free(freed);
         let retained = self.retained();
         let slack = self.slack();
@@ -187,7 +195,7 @@ impl Core {
 
     /// What may be there beyond the target: without pressure, little; near a limit, nothing.
     fn slack(&self) -> usize {
-        let none = self.retention.near_limit.load(Ordering::Relaxed) || self.options.retain == Some(0);
+        let none = self.near_limit() || self.options.retain == Some(0);
         let slack = slack(self.retention.peak_in_use.load(Ordering::Relaxed));
         // A program that grows towards its group's limit may be there before the next look.
         if none { 0 } else { slack.min(self.retention.room.load(Ordering::Relaxed) / ROOM_SHARE) }
@@ -199,10 +207,20 @@ impl Core {
         self.retention.cramped.load(Ordering::Relaxed)
     }
 
+    /// Whether a limit is near, or nobody knows.
+    pub fn near_limit(&self) -> bool {
+        self.retention.near_limit.load(Ordering::Relaxed)
+    }
+
+    /// Whether every page counts, those in the middle of huge pages included.
+    fn short_of_room(&self) -> bool {
+        self.cramped() || (self.near_limit() && self.retention.looked.load(Ordering::Relaxed))
+    }
+
     /// Whether a span may not be longer than what was asked for: there is no room, or nobody has looked yet whether there is, and the
     /// program is large enough for that to matter.
     pub fn counts_every_page(&self) -> bool {
-        self.cramped() || (self.retention.near_limit.load(Ordering::Relaxed) && self.in_use() >= UNLOOKED_MOST)
+        self.cramped() || (self.near_limit() && self.in_use() >= UNLOOKED_MOST)
     }
 
     /// Whether the program is so large that its limits matter, and nobody has looked at them.
@@ -237,6 +255,7 @@ impl Core {
     /// Finds out whether a limit is near, for a program that retains nothing.
     fn look_at_limits(&self, watch: &mut Watch, now: u64) {
         let read = watch.signals.read(0, now);
+        watch.signals.read_anew();
         // A program that has only grown so far may grow up to its group's limit: not a page may be missing then.
         let grows = read.is_some_and(|signals| signals.group.is_some());
         self.retention.near_limit.store(grows || watch.signals.near_limit(), Ordering::Relaxed);
@@ -250,6 +269,7 @@ impl Core {
     fn note_room(&self, signals: &Signals) {
         let room = signals.group.map_or(usize::MAX, |group| group.limit.saturating_sub(group.used) as usize);
         self.retention.room.store(room, Ordering::Relaxed);
+        self.retention.most_in_use.store(room.saturating_add(self.in_use()), Ordering::Relaxed);
     }
 
     /// Reads the signals and computes the target, with `backlog` bytes on their way back. `None` if memory was freed or
@@ -264,12 +284,18 @@ impl Core {
         let read = watch.signals.read(still_there, now);
         self.retention.near_limit.store(watch.signals.near_limit(), Ordering::Relaxed);
         self.retention.looked.store(true, Ordering::Relaxed);
+        if let Some(signals) = &read {
+            self.note_room(signals);
+            // A program that is busy may not be seen at rest for long, and what it had live it may have again.
+            if signals.cramped(self.retention.peak_live.load(Ordering::Relaxed)) {
+                self.set_cramped(true);
+            }
+        }
         if free() != before {
             return None;
         }
         let mut growth = 0;
         let target = read.map_or(0, |signals| {
-            self.note_room(&signals);
             let used = self.in_use();
             let most_used = self.retention.recent_in_use.swap(used, Ordering::Relaxed);
             let outside = signals.outside(used);
@@ -307,7 +333,7 @@ impl Core {
             while self.retained() > target {
                 let Some(mut inner) = zone.lock_unless(&self.forking) else { return sum };
                 let excess = self.retained().saturating_sub(target);
-                let Some((offset, len)) = inner.map.begin_discard(excess, self.cramped()) else { break };
+                let Some((offset, len)) = inner.map.begin_discard(excess, self.short_of_room()) else { break };
                 self.publish(zone, &mut inner);
                 drop(inner);
                 self.discard(crew, zone, offset, len);
@@ -328,8 +354,7 @@ impl Core {
             self.discard_down_to(crew, target + slack / 4 * 3, Some(zone));
         }
         // Touching is slower than giving back, so the caller helps a little rather than wait for a helper that may not run.
-        let near = self.retention.near_limit.load(Ordering::Relaxed);
-        let bound = if near { 0 } else { slack.max(ROOM_BACKLOG) };
+        let bound = if self.near_limit() { 0 } else { slack.max(ROOM_BACKLOG) };
         self.bound_backlog(crew, bound);
     }
 

@@ -45,6 +45,12 @@ impl SignalReader {
         Some(Signals { resident, highest, retained, total, available, group, stalled })
     }
 
+    /// What was read is not relied on any more: the program is about to grow.
+    pub fn read_anew(&mut self) {
+        self.read_ns = 0;
+        self.stall_us = None;
+    }
+
     /// Whether so little is left below a limit that a tenth of a second may use it up.
     pub fn near_limit(&self) -> bool {
         self.group.is_some_and(|group| group.limit.saturating_sub(group.used) < group.limit / 4)

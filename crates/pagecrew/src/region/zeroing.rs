@@ -81,7 +81,7 @@ impl Core {
             // zeroes there would give the table pages that it never had. Where few pages are, they go back.
             let mut rest = range;
             while rest.len > 0 {
-                let (part, sparse) = first_by_use(rest);
+                let (part, sparse) = first_by_use(rest, 2);
                 rest = Range { start: part.end(), len: rest.len - part.len };
                 // SAFETY: the range is part of a span that belongs to the calling allocation.
                 if sparse && unsafe { memory::discard(part) }.is_ok() {
@@ -143,8 +143,8 @@ impl Core {
         if !self.options.zero {
             return;
         }
-        if crew.contended() {
-            // Nobody will take it soon.
+        if crew.contended() || self.near_limit() {
+            // Nobody will take it soon, or it may have to go back at any moment.
             self.call_off_zeroing();
             return;
         }
@@ -159,9 +159,9 @@ impl Core {
             while missing > 0 {
                 let before = sparse.len();
                 let out = self.zeroing.ahead.set_out(|slot| {
-                    // A helper must not wait for the kernel with a lock, so it gets only what is there.
+                    // A helper must not wait for the kernel with a lock, nor add to what the program has: it gets only what is there.
                     let look = |offset, len| {
-                        let (part, sparse) = first_by_use(zone.at(offset, len));
+                        let (part, sparse) = first_by_use(zone.at(offset, len), 1);
                         (part.len, !sparse)
                     };
                     let (offset, len, worth) = inner.map.begin_zeroing(ZERO_STEP, ZERO_LEAST, slot, look)?;
@@ -245,18 +245,20 @@ impl Core {
     }
 }
 
-/// The first part of a range that is alike in whether few of its pages are there, and whether they are. Says nothing about what lies in them:
-/// a page may be swapped out.
-fn first_by_use(range: Range) -> (Range, bool) {
+/// The first part of a range that is alike in whether less than one page of `of` is there, and whether it is less. Says nothing about what
+/// lies in them: a page may be swapped out.
+fn first_by_use(range: Range, of: usize) -> (Range, bool) {
     let mut part = Range { start: range.start, len: 0 };
     let mut kind = None;
     let mut pages = [0u8; HUGE_PAGE_SIZE / PAGE_SIZE];
     while part.end() < range.end() {
-        let window = Range { start: part.end(), len: (range.end() - part.end()).min(HUGE_PAGE_SIZE) };
+        // One that crosses into another huge page might say that half of each is there, and cut both.
+        let end = (part.end() + 1).next_multiple_of(HUGE_PAGE_SIZE).min(range.end());
+        let window = Range { start: part.end(), len: end - part.end() };
         let count = window.len / PAGE_SIZE;
         let known = memory::residence(window, &mut pages).is_ok();
         let there = pages[..count].iter().filter(|&&page| page & 1 != 0).count();
-        let sparse = known && there <= count / 2;
+        let sparse = known && there * of < count;
         if *kind.get_or_insert(sparse) != sparse {
             break;
         }
