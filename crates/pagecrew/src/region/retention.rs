@@ -175,7 +175,8 @@ impl Core {
         self.sum_up_own();
         // A program that has grown to its group's limit since the last look doesn't wait for the next one.
         let most = self.retention.most_in_use.load(Ordering::Relaxed);
-        if self.retention.recent_in_use.load(Ordering::Relaxed) > most - most / ROOM_SHARE && !self.cramped() {
+        let recent = self.retention.recent_in_use.load(Ordering::Relaxed).max(self.in_use() + freed);
+        if recent > most - most / ROOM_SHARE && !self.cramped() {
             self.set_cramped(true);
         }
         let target = self.target_after_free(freed);
