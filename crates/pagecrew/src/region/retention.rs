@@ -173,10 +173,11 @@ impl Core {
     /// After `freed` bytes have come back: what is retained beyond the bound goes back, and the watcher is there where it has to be.
     pub fn settle_retained(&self, crew: &RegionCrew, freed: usize) {
         self.sum_up_own();
-        // A program that has grown to its group's limit since the last look doesn't wait for the next one.
+        // A program that once had as much as its group's limit leaves room for may have it again before the next look. One that touches little
+        // of what it has is judged by what it has resident, when the watcher looks.
         let most = self.retention.most_in_use.load(Ordering::Relaxed);
-        let recent = self.retention.recent_in_use.load(Ordering::Relaxed).max(self.in_use() + freed);
-        if recent > most - most / ROOM_SHARE && !self.cramped() {
+        let peak = self.density.share_of(self.retention.peak_in_use.load(Ordering::Relaxed));
+        if peak > most - most / ROOM_SHARE && !self.cramped() {
             self.set_cramped(true);
         }
         let target = self.target_after_free(freed);
