@@ -168,10 +168,15 @@ impl CpuCaches {
         Some(Taken { start, len: span.bytes(), due })
     }
 
-    /// Takes the span at `address` back into the cache of this CPU: no lock, no system call, and `errno` stays as it is. `Err` says what is to
-    /// be done instead.
+    /// Takes the span at `address` back into the cache of this CPU: no lock, no system call, and `errno` stays as it is.
+    ///
+    /// # Safety
+    /// If a span in use begins there, its memory is not used any more.
+    ///
+    /// # Errors
+    /// What is left to do; [`Region::free_uncached`](super::Region::free_uncached) has to be called with it.
     #[inline(always)]
-    pub fn put(&self, address: usize) -> Result<(), Uncached> {
+    pub unsafe fn put(&self, address: usize) -> Result<(), Uncached> {
         // Of an address that is not a page's, the low bits become high ones, and there is no such page.
         let page = address.wrapping_sub(self.start).rotate_right(PAGE_SIZE.ilog2());
         if !self.open.load(Relaxed) || (!self.nodes.is_empty() && !self.is_near(page)) {
@@ -277,6 +282,11 @@ mod tests {
         })
     }
 
+    fn put(caches: &CpuCaches, address: usize) -> Result<(), Uncached> {
+        // SAFETY: these spans have no memory.
+        unsafe { caches.put(address) }
+    }
+
     fn take(caches: &CpuCaches, size: usize) -> Option<usize> {
         caches.take(size).map(|span| span.start.as_ptr() as usize - START)
     }
@@ -292,9 +302,10 @@ mod tests {
                 span(index * len, size);
             }
             assert!(
-                (0..slots).all(|index| matches!(caches.put(START + index * len), Ok(()) | Err(Uncached::LookAfter(_))))
+                (0..slots)
+                    .all(|index| matches!(put(caches, START + index * len), Ok(()) | Err(Uncached::LookAfter(_))))
             );
-            assert_eq!(caches.put(START + slots * len), Err(Uncached::Retired(len)), "full");
+            assert_eq!(put(caches, START + slots * len), Err(Uncached::Retired(len)), "full");
             assert_eq!([take(caches, size / 2), take(caches, 2 * size)], [None, None], "another class");
             assert!((0..slots).rev().all(|index| take(caches, size) == Some(index * len)));
             assert_eq!(take(caches, size), None);
@@ -305,13 +316,13 @@ mod tests {
     fn what_is_no_span_in_use_is_left_as_it_was() {
         pinned(|caches, span| {
             span(0, 64 << 10);
-            assert_eq!(caches.put(START), Ok(()));
+            assert_eq!(put(caches, START), Ok(()));
             for address in [START, START + 8, START + 4096, START - 4096, START + (2 << SHIFT), 0, usize::MAX] {
-                assert_eq!(caches.put(address), Err(Uncached::AsItWas), "{address:#x}");
+                assert_eq!(put(caches, address), Err(Uncached::AsItWas), "{address:#x}");
             }
             assert_eq!(take(caches, 64 << 10), Some(0));
             caches.set_open(false);
-            assert_eq!(caches.put(START), Err(Uncached::AsItWas));
+            assert_eq!(put(caches, START), Err(Uncached::AsItWas));
         });
     }
 
@@ -321,12 +332,12 @@ mod tests {
             let cpu = caches.here();
             span(0, 64 << 10);
             span(1 << SHIFT, 1 << 20);
-            assert_eq!([caches.put(START), caches.put(START + (1 << SHIFT))], [Ok(()), Ok(())]);
+            assert_eq!([put(caches, START), put(caches, START + (1 << SHIFT))], [Ok(()), Ok(())]);
             assert_eq!(take(caches, 64 << 10), Some(0));
             let tally = Tally { taken: 1, taken_bytes: 64 << 10, put: 2, held_change: [0, 1 << 20] };
             assert_eq!([caches.tally(cpu), caches.tally(cpu)], [tally, Tally::default()]);
             span(1 << 20, 4 << 20);
-            assert_eq!(caches.put(START + (1 << 20)), Err(Uncached::LookAfter(4 << 20)), "4 MiB more");
+            assert_eq!(put(caches, START + (1 << 20)), Err(Uncached::LookAfter(4 << 20)), "4 MiB more");
             assert_eq!(caches.tally(cpu).held_change, [4 << 20, 0]);
             assert_eq!(caches.emptied(cpu).map(usize::wrapping_neg), [4 << 20, 1 << 20]);
             assert_eq!(caches.emptied(cpu), [0, 0]);
@@ -339,11 +350,11 @@ mod tests {
             span(0, 32 << 20);
             let mut due = 0;
             for _ in 1..TALLY_CALLS {
-                assert!(matches!(caches.put(START), Ok(()) | Err(Uncached::LookAfter(_))));
+                assert!(matches!(put(caches, START), Ok(()) | Err(Uncached::LookAfter(_))));
                 due += caches.take(32 << 20).unwrap().due as usize;
             }
             assert_eq!(due, 0);
-            assert!(matches!(caches.put(START), Err(Uncached::LookAfter(_))));
+            assert!(matches!(put(caches, START), Err(Uncached::LookAfter(_))));
             assert!(caches.take(32 << 20).unwrap().due);
         });
     }
@@ -353,7 +364,7 @@ mod tests {
         pinned(|caches, span| {
             span(0, ZERO_SOON);
             caches.set_zeroes_wanted(true);
-            assert_eq!(caches.put(START), Err(Uncached::Retired(ZERO_SOON)));
+            assert_eq!(put(caches, START), Err(Uncached::Retired(ZERO_SOON)));
         });
     }
 }

@@ -129,6 +129,8 @@ impl Retention {
         self.cramped.store(false, Ordering::Relaxed);
         self.near_limit.store(true, Ordering::Relaxed);
         self.looked.store(false, Ordering::Relaxed);
+        self.room.store(usize::MAX, Ordering::Relaxed);
+        self.most_in_use.store(usize::MAX, Ordering::Relaxed);
     }
 }
 
