@@ -194,10 +194,9 @@ pub extern "C" fn calloc(count: usize, size: usize) -> Pointer {
 
 extern "C" fn free_span(pointer: Pointer) {
     // What libc has for a helper thread lies in a span that no cache takes.
+    let Some(caches) = state::caches() else { return };
     // SAFETY: the program gives the memory back.
-    if let Some(caches) = state::caches()
-        && let Err(uncached) = unsafe { caches.put(pointer as usize) }
-    {
+    if let Err(uncached) = unsafe { caches.put(pointer as usize) } {
         free_uncached(pointer, uncached);
     }
 }
