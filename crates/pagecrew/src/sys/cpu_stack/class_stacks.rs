@@ -63,7 +63,7 @@ impl Line {
 /// Lays out stacks of classes with so many slots each.
 ///
 /// # Panics
-/// If they don't fit into the room of a CPU, or one has more than [`MOST_SLOTS`] slots.
+/// If they don't fit into the room of a CPU, or one has more than 64 slots.
 pub const fn lay_out(slots: [u16; MOST_CLASSES]) -> [Place; MOST_CLASSES] {
     let mut places = [Place { offset: 0, slots: 0 }; MOST_CLASSES];
     let (mut class, mut offset) = (0, (LINE + size_of::<Line>()) as u32);

@@ -5,7 +5,7 @@
 //! preempted, moved to another CPU or interrupted by a signal before that store begins anew, so each operation happens whole or not
 //! at all, on the stack of the CPU on which it ended.
 //!
-//! How somebody gets a stack alone, to drain it, is said at its head ([`head`]).
+//! How somebody gets a stack alone, to drain it, is said at its head (`head.rs`).
 
 #[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
 #[cfg_attr(target_arch = "aarch64", path = "aarch64.rs")]
