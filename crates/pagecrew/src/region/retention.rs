@@ -273,7 +273,8 @@ impl Core {
     fn note_room(&self, signals: &Signals) {
         let room = signals.group.map_or(usize::MAX, |group| group.limit.saturating_sub(group.used) as usize);
         self.retention.room.store(room, Ordering::Relaxed);
-        self.retention.most_in_use.store(room.saturating_add(self.in_use()), Ordering::Relaxed);
+        // What is in use may have no pages yet.
+        self.retention.most_in_use.store(room.saturating_add(signals.resident), Ordering::Relaxed);
     }
 
     /// Reads the signals and computes the target, with `backlog` bytes on their way back. `None` if memory was freed or
