@@ -178,8 +178,7 @@ impl Core {
         // A program that once had as much as its group's limit leaves room for may have it again before the next look. One that touches little
         // of what it has is judged by what it has resident, when the watcher looks.
         let most = self.retention.most_in_use.load(Ordering::Relaxed);
-        let peak = self.density.share_of(self.retention.peak_in_use.load(Ordering::Relaxed));
-        if peak > most - most / ROOM_SHARE && !self.cramped() {
+        if self.resident_peak() > most - most / ROOM_SHARE && !self.cramped() {
             self.set_cramped(true);
         }
         let target = self.target_after_free(freed);
@@ -190,6 +189,11 @@ impl Core {
             self.discard_down_to(crew, target + slack / 4 * 3, None);
         }
         self.wake(crew, freed);
+    }
+
+    /// The most that was ever in use, as far as such memory has pages.
+    fn resident_peak(&self) -> usize {
+        self.density.share_of(self.retention.peak_in_use.load(Ordering::Relaxed))
     }
 
     /// How much less is in use than there once was: retained memory may fill that, and the sum stays below the peak.
@@ -308,7 +312,7 @@ impl Core {
             let seen = signals.peak_live(used, most_used, before);
             let peak = self.retention.peak_live.fetch_max(seen, Ordering::Relaxed).max(seen);
             growth = before.map_or(0, |before| expected_growth(before, outside));
-            self.set_cramped(signals.cramped(peak));
+            self.set_cramped(signals.cramped(peak.max(self.resident_peak())));
             signals.retain_target(peak, self.options.retain).saturating_sub(growth)
         });
         // Pages of retained memory that were never touched make the program look smaller than it is.

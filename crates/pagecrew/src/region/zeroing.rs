@@ -143,7 +143,7 @@ impl Core {
         if !self.options.zero {
             return;
         }
-        if crew.contended() || self.near_limit() {
+        if crew.contended() || self.near_limit() || self.cramped() {
             // Nobody will take it soon, or it may have to go back at any moment.
             self.call_off_zeroing();
             return;
