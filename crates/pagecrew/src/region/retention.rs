@@ -27,6 +27,9 @@ const GROWTH_PER_US: usize = 4_000;
 const ACTIVE_NS: u64 = 1_000_000_000;
 /// While fresh memory is being touched, no more than this is left on its way back.
 const ROOM_BACKLOG: usize = 8 << 20;
+/// How long a program whose group is full waits for what others are giving back for it: they may get no CPU.
+const AWAIT_MOST_NS: u64 = 100_000_000;
+const AWAIT_STEP: Duration = Duration::from_micros(20);
 /// The backlog of memory on its way back may always be this long.
 const BACKLOG_LEAST: usize = 64 << 20;
 
@@ -89,7 +92,7 @@ pub(super) struct Retention {
 impl Retention {
     pub fn new(options: &Options) -> Retention {
         let now = clock::now_ns();
-        Retention {
+        let retention = Retention {
             peak_in_use: AtomicUsize::new(0),
             recent_in_use: AtomicUsize::new(0),
             least_retained: AtomicUsize::new(0),
@@ -104,7 +107,11 @@ impl Retention {
             most_in_use: AtomicUsize::new(usize::MAX),
             cramped: AtomicBool::new(false),
             watch: Mutex::new(Watch::new(options, now)),
+        };
+        if options.helpers == Some(0) {
+            retention.look_once();
         }
+        retention
     }
 
     /// Takes note of how much is retained and in use now.
@@ -112,6 +119,21 @@ impl Retention {
         self.least_retained.fetch_min(retained, Ordering::Relaxed);
         self.peak_in_use.fetch_max(in_use, Ordering::Relaxed);
         self.recent_in_use.fetch_max(in_use, Ordering::Relaxed);
+    }
+
+    /// Looks at the group's limit once, before the program begins: for a region without a watcher, since files are not read on the
+    /// program's threads.
+    fn look_once(&self) {
+        if let Some(signals) = lock(&self.watch).signals.read(0, clock::now_ns()) {
+            self.note_room(&signals);
+        }
+    }
+
+    fn note_room(&self, signals: &Signals) {
+        let room = signals.group.map_or(usize::MAX, |group| group.limit.saturating_sub(group.used) as usize);
+        self.room.store(room, Ordering::Relaxed);
+        // What is in use may have no pages yet.
+        self.most_in_use.store(room.saturating_add(signals.resident), Ordering::Relaxed);
     }
 
     /// In a forked child: nothing is retained, and nothing is known of it yet.
@@ -129,8 +151,11 @@ impl Retention {
         self.cramped.store(false, Ordering::Relaxed);
         self.near_limit.store(true, Ordering::Relaxed);
         self.looked.store(false, Ordering::Relaxed);
-        self.room.store(usize::MAX, Ordering::Relaxed);
-        self.most_in_use.store(usize::MAX, Ordering::Relaxed);
+        // Without a watcher, nobody reads it again.
+        if options.helpers != Some(0) {
+            self.room.store(usize::MAX, Ordering::Relaxed);
+            self.most_in_use.store(usize::MAX, Ordering::Relaxed);
+        }
     }
 }
 
@@ -203,7 +228,7 @@ impl Core {
 
     /// What may be there beyond the target: without pressure, little; near a limit, nothing.
     fn slack(&self) -> usize {
-        let none = self.near_limit() || self.options.retain == Some(0);
+        let none = self.near_limit() || self.cramped() || self.options.retain == Some(0);
         let slack = slack(self.retention.peak_in_use.load(Ordering::Relaxed));
         // A program that grows towards its group's limit may be there before the next look.
         if none { 0 } else { slack.min(self.retention.room.load(Ordering::Relaxed) / ROOM_SHARE) }
@@ -269,16 +294,9 @@ impl Core {
         self.retention.near_limit.store(grows || watch.signals.near_limit(), Ordering::Relaxed);
         self.retention.looked.store(true, Ordering::Relaxed);
         if let Some(signals) = read {
-            self.note_room(&signals);
+            self.retention.note_room(&signals);
             self.set_cramped(signals.cramped(self.retention.peak_live.load(Ordering::Relaxed).max(signals.resident)));
         }
-    }
-
-    fn note_room(&self, signals: &Signals) {
-        let room = signals.group.map_or(usize::MAX, |group| group.limit.saturating_sub(group.used) as usize);
-        self.retention.room.store(room, Ordering::Relaxed);
-        // What is in use may have no pages yet.
-        self.retention.most_in_use.store(room.saturating_add(signals.resident), Ordering::Relaxed);
     }
 
     /// Reads the signals and computes the target, with `backlog` bytes on their way back. `None` if memory was freed or
@@ -294,7 +312,7 @@ impl Core {
         self.retention.near_limit.store(watch.signals.near_limit(), Ordering::Relaxed);
         self.retention.looked.store(true, Ordering::Relaxed);
         if let Some(signals) = &read {
-            self.note_room(signals);
+            self.retention.note_room(signals);
             // A program that is busy may not be seen at rest for long, and what it had live it may have again.
             if signals.cramped(self.retention.peak_live.load(Ordering::Relaxed)) {
                 self.set_cramped(true);
@@ -365,6 +383,17 @@ impl Core {
         // Touching is slower than giving back, so the caller helps a little rather than wait for a helper that may not run.
         let bound = if self.near_limit() { 0 } else { slack.max(ROOM_BACKLOG) };
         self.bound_backlog(crew, bound);
+        if self.cramped() {
+            self.await_discards(clock::now_ns());
+        }
+    }
+
+    /// Waits for what others are giving back at this moment: where every page counts, what the caller is about to touch may be what is too
+    /// much. Without Pagecrew, it would have given that back itself, before.
+    fn await_discards(&self, begin: u64) {
+        while self.discarding() > 0 && clock::now_ns() < begin + AWAIT_MOST_NS {
+            std::thread::sleep(AWAIT_STEP);
+        }
     }
 
     /// Helps the crew until no more than `bound` bytes wait for their way back.
