@@ -57,19 +57,9 @@ fn large(size: usize) -> bool {
 
 extern "C" fn malloc_large(size: usize) -> Pointer {
     match state::caches().and_then(|caches| caches.take(size)) {
-        Some(span) if span.due => malloc_settling(span.start),
         Some(span) => span.start.as_ptr().cast(),
         None => malloc_uncached(size),
     }
-}
-
-#[cold]
-#[inline(never)]
-fn malloc_settling(span: NonNull<u8>) -> Pointer {
-    if let Some(region) = state::existing_region() {
-        region.settle_cached();
-    }
-    span.as_ptr().cast()
 }
 
 #[cold]

@@ -8,12 +8,12 @@
 //! that the zones don't have drains the caches first; the watcher drains those on which nothing happens.
 
 use super::classes::{self, CLASSES};
-use super::page_map::PageMap;
+use super::page_map::{Cacheable, PageMap};
 use super::zeroing::ZERO_SOON;
 use crate::sys::cpu_stack::{ClassStacks, Line, MOST_CLASSES, NONE, Place, lay_out};
 use crate::sys::{Errno, PAGE_SIZE};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::Relaxed};
 
 /// What was counted on a CPU. One thread at a time is on a CPU, so an update that is lost to a move to another CPU is rare, and only a
 /// number for people is wrong by one.
@@ -27,14 +27,14 @@ pub(super) struct Tally {
 }
 
 // What the line of a CPU holds, each with small pages and with huge pages. Of spans that were taken and put in since the last tally, in the
-// low bits their number, above it their pages.
+// low 20 bits their number, above it their pages. Between two tallies, fewer are taken than wait on the stacks and are put in.
 const TAKEN: usize = 0;
 const PUT: usize = 2;
 /// Bytes on the stacks, about, as of the last tally.
 const HELD: usize = 4;
 
-const CALLS: u32 = 10;
-/// Calls after which a CPU's counts are added to the region's, at the latest.
+const CALLS: u32 = 20;
+/// Spans that are put in before a CPU's counts are added to the region's, at the latest; a power of two.
 const TALLY_CALLS: usize = 256;
 /// And pages by which what the stacks hold grows: 4 MiB.
 const TALLY_PAGES: usize = (4 << 20) / PAGE_SIZE;
@@ -55,8 +55,8 @@ static PLACES: [Place; MOST_CLASSES] = {
 };
 
 #[inline(always)]
-fn count(counter: &AtomicUsize, pages: usize) -> usize {
-    let value = counter.load(Relaxed).wrapping_add(pages << CALLS | 1);
+fn count(counter: &AtomicUsize, span: Cacheable) -> usize {
+    let value = counter.load(Relaxed).wrapping_add(span.pages_above() + 1);
     counter.store(value, Relaxed);
     value
 }
@@ -68,8 +68,6 @@ pub struct Taken {
     pub start: NonNull<u8>,
     /// Its length in bytes.
     pub len: usize,
-    /// Whether [`Region::settle_cached`](super::Region::settle_cached) is to be called now.
-    pub due: bool,
 }
 
 /// What is left to do of a span that is given back and could not simply be put into a cache.
@@ -77,11 +75,17 @@ pub struct Taken {
 pub enum Uncached {
     /// Nothing has happened: it is freed in its zone, or is no span.
     AsItWas,
-    /// It is retired, of this length, and the cache doesn't take it.
-    Retired(usize),
+    /// It is retired, and the cache didn't take it at once.
+    Retired(Cacheable),
     /// It is in the cache, and it is time to look at what is retained.
     LookAfter(usize),
 }
+
+/// No span waits; every one; those of the CPU's node; every one, and those of its node, where there are no restartable sequences.
+const NOTHING: u8 = 0;
+const ALL: u8 = 1;
+const NEAR: u8 = 2;
+const SLOWLY: u8 = 3;
 
 /// The caches of all CPUs, with what has to be known to use them in one place: what nearly every request meets.
 pub struct CpuCaches {
@@ -91,8 +95,8 @@ pub struct CpuCaches {
     map: PageMap,
     /// An offset into the arena shifted right by so much is the number of its zone, of which every second one has huge pages.
     zone_shift: u32,
-    /// Whether spans that are freed may wait here.
-    open: AtomicBool,
+    /// Which spans that are freed may wait here: one of the constants below.
+    takes: AtomicU8,
     /// Whether they never may again.
     closed: AtomicBool,
     /// Whether the spans that memory is zeroed ahead for go back to their zones.
@@ -116,8 +120,9 @@ impl CpuCaches {
     ) -> Result<CpuCaches, Errno> {
         let stacks = ClassStacks::new(&PLACES)?;
         let nodes = (0..if nodes > 1 { stacks.cpus() } else { 0 }).map(node_of).collect();
-        let [open, closed, zeroes_wanted] = [false; 3].map(AtomicBool::new);
-        Ok(CpuCaches { start, map, zone_shift, open, closed, zeroes_wanted, stacks, nodes })
+        let [closed, zeroes_wanted] = [false; 2].map(AtomicBool::new);
+        let takes = AtomicU8::new(NOTHING);
+        Ok(CpuCaches { start, map, zone_shift, takes, closed, zeroes_wanted, stacks, nodes })
     }
 
     /// The CPU that the calling thread runs on at this moment.
@@ -131,19 +136,26 @@ impl CpuCaches {
     }
 
     /// The node of a CPU.
+    #[inline(always)]
     pub(super) fn node(&self, cpu: usize) -> usize {
         self.nodes.get(cpu).copied().unwrap_or(0)
     }
 
     /// Says whether spans that are freed may wait here from now on.
     pub(super) fn set_open(&self, open: bool) {
-        self.open.store(open && !self.closed.load(Relaxed), Relaxed);
+        let takes = match () {
+            () if !open || self.closed.load(Relaxed) => NOTHING,
+            () if !self.stacks.restartable() => SLOWLY,
+            () if self.nodes.is_empty() => ALL,
+            () => NEAR,
+        };
+        self.takes.store(takes, Relaxed);
     }
 
     /// Nothing waits here any more, and nobody looks at the map: parts of it go.
     pub(super) fn close(&self) {
         self.closed.store(true, Relaxed);
-        self.open.store(false, Relaxed);
+        self.takes.store(NOTHING, Relaxed);
     }
 
     /// Says whether the spans that memory is zeroed ahead for go back to their zones.
@@ -151,21 +163,27 @@ impl CpuCaches {
         self.zeroes_wanted.store(wanted, Relaxed);
     }
 
-    /// 1 for a page of a zone with huge pages, 0 for another.
-    #[inline(always)]
-    fn kind(&self, page: usize) -> usize {
-        (page * PAGE_SIZE) >> self.zone_shift & 1
-    }
-
-    /// A span for `size` bytes that waits on this CPU, if there is one: no lock, no system call, and `errno` stays as it is.
+    /// A span for `size` bytes that waits on this CPU, if there is one: no lock, no system call, and `errno` stays as it is. `None` as well
+    /// without restartable sequences, where [`CpuCaches::take_slowly`] may have one.
     #[inline(always)]
     pub fn take(&self, size: usize) -> Option<Taken> {
         let (page, line) = self.stacks.pop(classes::class_for(size))?;
-        let page = page as usize;
-        let span = self.map.employ(page);
-        let due = calls(count(&line.counts[TAKEN + self.kind(page)], span.pages())) >= TALLY_CALLS;
-        let start = NonNull::new((self.start + page * PAGE_SIZE) as *mut u8)?;
-        Some(Taken { start, len: span.bytes(), due })
+        self.employ(page, line)
+    }
+
+    /// As [`CpuCaches::take`], with and without restartable sequences.
+    #[cold]
+    pub(super) fn take_slowly(&self, size: usize) -> Option<Taken> {
+        let (page, line) = self.stacks.pop_slowly(classes::class_for(size))?;
+        self.employ(page, line)
+    }
+
+    #[inline(always)]
+    fn employ(&self, page: u32, line: &Line) -> Option<Taken> {
+        let span = self.map.employ(page as usize)?;
+        count(&line.counts[TAKEN + span.kind()], span);
+        let start = NonNull::new((self.start + page as usize * PAGE_SIZE) as *mut u8)?;
+        Some(Taken { start, len: span.bytes() })
     }
 
     /// Takes the span at `address` back into the cache of this CPU: no lock, no system call, and `errno` stays as it is.
@@ -177,30 +195,74 @@ impl CpuCaches {
     /// What is left to do; [`Region::free_uncached`](super::Region::free_uncached) has to be called with it.
     #[inline(always)]
     pub unsafe fn put(&self, address: usize) -> Result<(), Uncached> {
-        // Of an address that is not a page's, the low bits become high ones, and there is no such page.
-        let page = address.wrapping_sub(self.start).rotate_right(PAGE_SIZE.ilog2());
-        if !self.open.load(Relaxed) || (!self.nodes.is_empty() && !self.is_near(page)) {
+        let page = self.page(address);
+        let takes = self.takes.load(Relaxed);
+        if takes != ALL && !(takes == NEAR && self.stacks.cpu().is_some_and(|cpu| self.is_near(page, cpu))) {
             return Err(Uncached::AsItWas);
         }
         let span = self.map.retire(page).ok_or(Uncached::AsItWas)?;
-        if span.pages() >= ZERO_SOON / PAGE_SIZE && self.zeroes_wanted.load(Relaxed) {
-            return Err(Uncached::Retired(span.bytes()));
+        if self.goes_back(span) {
+            return Err(Uncached::Retired(span));
         }
-        let Some(line) = self.stacks.push(span.class(), page as u32) else {
-            return Err(Uncached::Retired(span.bytes()));
-        };
-        let kind = self.kind(page);
-        let put = count(&line.counts[PUT + kind], span.pages());
-        let grown = (put >> CALLS).wrapping_sub(line.counts[TAKEN + kind].load(Relaxed) >> CALLS).cast_signed();
-        if calls(put) >= TALLY_CALLS || grown >= TALLY_PAGES as isize {
+        match self.stacks.push(span.class(), page as u32) {
+            Some(line) => Self::count_put(line, span),
+            None => Err(Uncached::Retired(span)),
+        }
+    }
+
+    /// As [`CpuCaches::put`], with and without restartable sequences.
+    ///
+    /// # Safety
+    /// As [`CpuCaches::put`].
+    ///
+    /// # Errors
+    /// As [`CpuCaches::put`].
+    #[cold]
+    pub(super) unsafe fn put_slowly(&self, address: usize) -> Result<(), Uncached> {
+        let page = self.page(address);
+        let takes = self.takes.load(Relaxed);
+        if takes == NOTHING || (!self.nodes.is_empty() && !self.is_near(page, self.here())) {
+            return Err(Uncached::AsItWas);
+        }
+        self.put_retired(address, self.map.retire(page).ok_or(Uncached::AsItWas)?)
+    }
+
+    /// As [`CpuCaches::put`] for a span that is retired already, as [`Uncached::Retired`] says.
+    ///
+    /// # Errors
+    /// As [`CpuCaches::put`].
+    pub(super) fn put_retired(&self, address: usize, span: Cacheable) -> Result<(), Uncached> {
+        let line =
+            if self.goes_back(span) { None } else { self.stacks.push_slowly(span.class(), self.page(address) as u32) };
+        line.map_or(Err(Uncached::Retired(span)), |line| Self::count_put(line, span))
+    }
+
+    /// The page that begins at `address`. Of an address that is not a page's, the low bits become high ones, and there is no such page.
+    #[inline(always)]
+    fn page(&self, address: usize) -> usize {
+        address.wrapping_sub(self.start).rotate_right(PAGE_SIZE.ilog2())
+    }
+
+    /// Whether a span goes back to its zone to be zeroed ahead.
+    #[inline(always)]
+    fn goes_back(&self, span: Cacheable) -> bool {
+        span.pages() >= ZERO_SOON / PAGE_SIZE && self.zeroes_wanted.load(Relaxed)
+    }
+
+    #[inline(always)]
+    fn count_put(line: &Line, span: Cacheable) -> Result<(), Uncached> {
+        let put = count(&line.counts[PUT + span.kind()], span);
+        let grown = put.wrapping_sub(line.counts[TAKEN + span.kind()].load(Relaxed)).cast_signed();
+        if put & TALLY_CALLS != 0 || grown >= (TALLY_PAGES << CALLS) as isize {
             return Err(Uncached::LookAfter(span.bytes()));
         }
         Ok(())
     }
 
-    /// Whether `page` lies on the node of this CPU.
-    fn is_near(&self, page: usize) -> bool {
-        page < self.map.pages() && (page * PAGE_SIZE) >> (self.zone_shift + 1) == self.node(self.here())
+    /// Whether `page` lies on the node of `cpu`.
+    #[inline(always)]
+    fn is_near(&self, page: usize, cpu: usize) -> bool {
+        page < self.map.pages() && (page * PAGE_SIZE) >> (self.zone_shift + 1) == self.node(cpu)
     }
 
     /// What was counted on `cpu` since the last call.
@@ -227,7 +289,7 @@ impl CpuCaches {
 
     /// As [`CpuCaches::drain_here`] for all CPUs; interrupts those that run this program.
     pub(super) fn drain_all(&self, mut release: impl FnMut(usize)) -> usize {
-        self.stacks.drain(|_| true, |page| release(page as usize))
+        self.stacks.drain(|page| release(page as usize))
     }
 
     /// Everything that `cpu` held was taken out. Returns the change in bytes as in [`Tally::held_change`].
@@ -265,7 +327,8 @@ mod tests {
     /// Runs `work` on one CPU, with empty caches and a function that says that a span of so many bytes is in use at an offset.
     fn pinned<T: Send>(work: impl FnOnce(&CpuCaches, &dyn Fn(usize, usize)) -> T + Send) -> T {
         let map = PageMap::new(2 << SHIFT >> 12).unwrap();
-        let caches = CpuCaches::new(START, map.part(0, map.pages()), SHIFT, 1, |_| 0).unwrap();
+        let caches = CpuCaches::new(START, map.part(0, map.pages(), false), SHIFT, 1, |_| 0).unwrap();
+        let zones = [false, true].map(|huge| map.part((huge as usize) << SHIFT >> 12, 1 << SHIFT >> 12, huge));
         caches.set_open(true);
         std::thread::scope(|scope| {
             let work = || {
@@ -274,7 +337,11 @@ mod tests {
                 sched::set_affinity(&one).unwrap();
                 let span = |offset: usize, size: usize| {
                     let (len, class) = classes::span_for(size).unwrap();
-                    map.set(offset >> 12, &Segment { len, state: State::InUse, marks: Marks::default(), class });
+                    let zone = &zones[offset >> SHIFT];
+                    zone.set(
+                        (offset & ((1 << SHIFT) - 1)) >> 12,
+                        &Segment { len, state: State::InUse, marks: Marks::default(), class },
+                    );
                 };
                 work(&caches, &span)
             };
@@ -284,7 +351,10 @@ mod tests {
 
     fn put(caches: &CpuCaches, address: usize) -> Result<(), Uncached> {
         // SAFETY: these spans have no memory.
-        unsafe { caches.put(address) }
+        match unsafe { caches.put(address) } {
+            Err(Uncached::Retired(span)) => caches.put_retired(address, span),
+            done => done,
+        }
     }
 
     fn take(caches: &CpuCaches, size: usize) -> Option<usize> {
@@ -305,7 +375,8 @@ mod tests {
                 (0..slots)
                     .all(|index| matches!(put(caches, START + index * len), Ok(()) | Err(Uncached::LookAfter(_))))
             );
-            assert_eq!(put(caches, START + slots * len), Err(Uncached::Retired(len)), "full");
+            let full = put(caches, START + slots * len);
+            assert!(matches!(full, Err(Uncached::Retired(span)) if span.bytes() == len), "{full:?}");
             assert_eq!([take(caches, size / 2), take(caches, 2 * size)], [None, None], "another class");
             assert!((0..slots).rev().all(|index| take(caches, size) == Some(index * len)));
             assert_eq!(take(caches, size), None);
@@ -347,15 +418,12 @@ mod tests {
     #[test]
     fn it_is_time_for_a_tally_after_so_many_calls() {
         pinned(|caches, span| {
-            span(0, 32 << 20);
-            let mut due = 0;
+            span(0, 1 << 20);
             for _ in 1..TALLY_CALLS {
-                assert!(matches!(put(caches, START), Ok(()) | Err(Uncached::LookAfter(_))));
-                due += caches.take(32 << 20).unwrap().due as usize;
+                assert_eq!(put(caches, START), Ok(()));
+                assert_eq!(take(caches, 1 << 20), Some(0));
             }
-            assert_eq!(due, 0);
-            assert!(matches!(put(caches, START), Err(Uncached::LookAfter(_))));
-            assert!(caches.take(32 << 20).unwrap().due);
+            assert_eq!(put(caches, START), Err(Uncached::LookAfter(1 << 20)));
         });
     }
 
@@ -364,7 +432,8 @@ mod tests {
         pinned(|caches, span| {
             span(0, ZERO_SOON);
             caches.set_zeroes_wanted(true);
-            assert_eq!(put(caches, START), Err(Uncached::Retired(ZERO_SOON)));
+            let put = put(caches, START);
+            assert!(matches!(put, Err(Uncached::Retired(span)) if span.bytes() == ZERO_SOON), "{put:?}");
         });
     }
 }

@@ -259,7 +259,7 @@ impl Core {
                 stats.zones[zones.len()]
                     .publish(crate::stats::ZoneBytes { reserved: range.len as u64, ..Default::default() });
                 let pages = zone_len / PAGE_SIZE;
-                let pages = map.part(zones.len() * pages, pages);
+                let pages = map.part(zones.len() * pages, pages, huge);
                 zones.push(Zone::new(range, pages, node, huge, arena.exact(), advice)?);
             }
         }

@@ -224,21 +224,12 @@ impl Region {
         &self.core().caches
     }
 
-    /// Brings the books up to date with what caches have counted: to be called where they say so.
-    #[cold]
-    #[inline(never)]
-    pub fn settle_cached(&self) {
-        self.core().sum_up_own();
-    }
-
     fn take_cached(&self, size: usize, align: usize) -> Option<Range> {
         if align > PAGE_SIZE || !align.is_power_of_two() {
             return None;
         }
-        let span = self.core().caches.take(size)?;
-        if span.due {
-            self.settle_cached();
-        }
+        let caches = &self.core().caches;
+        let span = caches.take(size).or_else(|| caches.take_slowly(size))?;
         Some(Range { start: span.start.as_ptr() as usize, len: span.len })
     }
 
@@ -396,15 +387,24 @@ impl Region {
     #[inline(never)]
     pub unsafe fn free_uncached(&self, pointer: NonNull<u8>, why: Uncached) -> Result<(), PointerError> {
         let core = self.core();
-        match why {
+        let address = pointer.as_ptr() as usize;
+        let put = match why {
             // SAFETY: by the function's own contract.
-            Uncached::AsItWas => return unsafe { self.free_span(pointer) },
-            Uncached::LookAfter(len) => {
+            Uncached::AsItWas => unsafe { core.caches.put_slowly(address) },
+            Uncached::Retired(span) => core.caches.put_retired(address, span),
+            Uncached::LookAfter(_) => Err(why),
+        };
+        match put {
+            Ok(()) => {}
+            // SAFETY: as above.
+            Err(Uncached::AsItWas) => return unsafe { self.free_span(pointer) },
+            Err(Uncached::LookAfter(len)) => {
                 core.sum_up_own();
                 core.wake(&self.crew, len);
             }
-            Uncached::Retired(len) => {
+            Err(Uncached::Retired(span)) => {
                 let (zone, offset) = self.place(pointer)?;
+                let len = span.bytes();
                 core.release_retired(zone, offset);
                 core.counters().frees.add(1);
                 core.note_call();
@@ -427,7 +427,7 @@ impl Region {
             // It may wait in a cache from now on.
             zone.clear_fresh(offset, span);
             // SAFETY: by the function's own contract.
-            match unsafe { core.caches.put(pointer.as_ptr() as usize) } {
+            match unsafe { core.caches.put_slowly(pointer.as_ptr() as usize) } {
                 Ok(()) => return Ok(()),
                 Err(Uncached::AsItWas) => {}
                 // SAFETY: as above.

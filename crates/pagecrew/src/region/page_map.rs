@@ -12,7 +12,11 @@ use crate::sys::{Errno, PAGE_SIZE};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// See the module.
-pub struct PageMap(Words);
+pub struct PageMap {
+    words: Words,
+    /// What is set in each word that is written here: [`HUGE`] or nothing.
+    zone: u64,
+}
 
 const RESERVED: u64 = 1;
 const IN_USE: u64 = 2;
@@ -33,6 +37,8 @@ const ALTERED: u64 = 1 << 5;
 const GUARDED: u64 = 1 << 6;
 const FRESH: u64 = 1 << 7;
 const WIPED: u64 = 1 << 16;
+/// What begins there lies in a zone with huge pages.
+const HUGE: u64 = 1 << 17;
 
 /// Of a span, its class and one; of what is being zeroed, the helper's slot.
 const TAG: u32 = 8;
@@ -99,6 +105,18 @@ impl Cacheable {
         (self.0 >> PAGES) as usize
     }
 
+    /// Its pages times 2^20.
+    #[inline(always)]
+    pub fn pages_above(self) -> usize {
+        self.0 as usize & !((1 << PAGES) - 1)
+    }
+
+    /// Whether it lies in a zone with huge pages: 1, or 0.
+    #[inline(always)]
+    pub fn kind(self) -> usize {
+        (self.0 / HUGE) as usize & 1
+    }
+
     /// Its length in bytes.
     #[inline(always)]
     pub fn bytes(self) -> usize {
@@ -112,47 +130,48 @@ impl PageMap {
     /// # Errors
     /// `ENOMEM` without address space.
     pub fn new(pages: usize) -> Result<PageMap, Errno> {
-        Words::new(pages).map(PageMap)
+        Ok(PageMap { words: Words::new(pages)?, zone: 0 })
     }
 
-    /// The map of the `pages` pages from `first` on: what one says, the other does.
+    /// The map of the `pages` pages from `first` on, a zone with `huge` pages or small ones: what one says, the other does.
     ///
     /// # Panics
     /// If there are not so many.
-    pub fn part(&self, first: usize, pages: usize) -> PageMap {
-        PageMap(self.0.part(first, pages))
+    pub fn part(&self, first: usize, pages: usize, huge: bool) -> PageMap {
+        PageMap { words: self.words.part(first, pages), zone: if huge { HUGE } else { 0 } }
     }
 
     /// How many pages it is a map of.
+    #[inline(always)]
     pub fn pages(&self) -> usize {
-        self.0.len()
+        self.words.len()
     }
 
     /// What begins at page `page`.
     pub fn get(&self, page: usize) -> Option<Segment> {
-        decode(self.0.get(page)?.load(Acquire))
+        decode(self.words.get(page)?.load(Acquire))
     }
 
     /// Says that `segment` begins at page `page`.
     pub fn set(&self, page: usize, segment: &Segment) {
-        self.0.at(page).store(encode(segment), Release);
+        self.words.at(page).store(encode(segment) | self.zone, Release);
     }
 
     /// Says that nothing begins at page `page` any more.
     pub fn clear(&self, page: usize) {
-        self.0.at(page).store(0, Release);
+        self.words.at(page).store(0, Release);
     }
 
     /// Marks the span in use that begins at page `page` as altered, whatever else happens to it.
     pub fn mark_altered(&self, page: usize) {
-        self.0.at(page).fetch_or(ALTERED, Release);
+        self.words.at(page).fetch_or(ALTERED, Release);
     }
 
     /// The span at page `page`, whose user gives it back, goes from `InUse` to `Cached`. `None` where no span in use begins, or one that no
     /// cache takes: without a class, or with any mark.
     #[inline(always)]
     pub fn retire(&self, page: usize) -> Option<Cacheable> {
-        let word = self.0.get(page)?;
+        let word = self.words.get(page)?;
         let found = word.load(Relaxed);
         if found & 0xff != IN_USE {
             return None;
@@ -163,37 +182,37 @@ impl PageMap {
 
     /// As [`PageMap::retire`] for any span in use, which then waits for its zone. Returns whether there was one.
     pub fn retire_any(&self, page: usize) -> bool {
-        let Some(word) = self.0.get(page) else { return false };
+        let Some(word) = self.words.get(page) else { return false };
         let in_use = |found: u64| matches!(found & STATES, IN_USE | IN_USE_ALONE);
         let retire = |found: u64| in_use(found).then_some(found ^ (IN_USE ^ CACHED));
         word.fetch_update(Release, Relaxed, retire).is_ok()
     }
 
-    /// The span at page `page`, which was taken from a cache, is in use again.
+    /// The span at page `page`, which was taken from a cache, is in use again. `None` if there is no such page.
     #[inline(always)]
-    pub fn employ(&self, page: usize) -> Cacheable {
-        let word = self.0.at(page);
+    pub fn employ(&self, page: usize) -> Option<Cacheable> {
+        let word = self.words.get(page)?;
         let found = word.load(Acquire);
         debug_assert_eq!(found & 0xff, CACHED);
         word.store(found ^ (IN_USE ^ CACHED), Release);
-        Cacheable(found)
+        Some(Cacheable(found))
     }
 
     /// Gives the memory back that says that nothing lies in pages `[from, to)`.
     pub fn forget(&self, from: usize, to: usize) {
-        self.0.forget(from, to);
+        self.words.forget(from, to);
     }
 
     /// The zone ends at page `page` from now on. What this is a part of is not asked about a page there any more.
     pub fn close_from(&self, page: usize) {
         // SAFETY: nothing is handed out there, so only a pointer that is none of ours could be looked up, and the caches, which know the
         // whole map, were closed before.
-        unsafe { self.0.close_from(page) };
+        unsafe { self.words.close_from(page) };
     }
 
     /// Where the map lies.
     pub fn range(&self) -> Range {
-        self.0.range()
+        self.words.range()
     }
 }
 
@@ -237,13 +256,13 @@ mod tests {
         map.set(1, &plain);
         assert_eq!(map.retire(1).map(|span| (span.class(), span.bytes())), Some((3, 1 << 16)));
         assert_eq!((map.retire(1), map.retire(0)), (None, None), "freed twice, and never handed out");
-        assert_eq!((map.employ(1).bytes(), map.get(1)), (1 << 16, Some(plain)));
+        assert_eq!((map.employ(1).map(Cacheable::bytes), map.get(1)), (Some(1 << 16), Some(plain)));
         map.mark_altered(1);
         assert_eq!(map.retire(1), None);
         map.set(2, &Segment { class: 0, ..plain });
         assert_eq!(map.retire(2), None);
         assert!(map.retire_any(2) && !map.retire_any(2));
         assert_eq!(map.get(2), Some(Segment { class: 0, state: State::Cached, ..plain }));
-        assert_eq!(map.part(1, 2).get(1), map.get(2));
+        assert_eq!(map.part(1, 2, true).get(1), map.get(2));
     }
 }

@@ -63,8 +63,14 @@ impl Words {
     /// The word at `index`, if there is one.
     #[inline(always)]
     pub fn get(&self, index: usize) -> Option<&AtomicU64> {
-        // SAFETY: the mapping holds `count` words from `start` on and lives as long as `self`; zero is a valid word.
-        (index < self.len()).then(|| unsafe { &*(self.start as *const AtomicU64).add(index) })
+        if index >= self.len() {
+            return None;
+        }
+        // SAFETY: the mapping holds `count` words from `start` on, lives as long as `self`, and is not at address 0; zero is a valid word.
+        unsafe {
+            std::hint::assert_unchecked(self.start != 0);
+            Some(&*(self.start as *const AtomicU64).add(index))
+        }
     }
 
     /// The word at `index`.

@@ -8,15 +8,15 @@ macro_rules! sequence {
             "66: .long 0, 0",
             ".quad 3f, 4f - 3f, 5f",
             ".popsection",
-            "2: adrp {scratch}, 66b",
-            "add {scratch}, {scratch}, :lo12:66b",
-            "str {scratch}, [{area}, 8]",
+            "2: adrp {scratch:x}, 66b",
+            "add {scratch:x}, {scratch:x}, :lo12:66b",
+            "str {scratch:x}, [{area}, 8]",
             "3: ldr {stack:w}, [{area}, 4]",
             "cmp {stack:w}, {cpus:w}",
             "b.hs 6f",
             "add {stack}, {base}, {stack}, lsl {stride}",
-            "add {scratch}, {stack}, {bound}",
-            "ldar {scratch:w}, [{scratch}]",
+            "add {scratch:x}, {stack}, {bound}",
+            "ldar {scratch:w}, [{scratch:x}]",
             "ldr {length:w}, [{stack}, {at}]",
             $operation!(whole),
             "str {length:w}, [{stack}, {at}]",
@@ -59,8 +59,8 @@ macro_rules! pop {
             "cmp {length:w}, {scratch:w}\n",
             "b.ls 6f\n",
             "sub {length:w}, {length:w}, 1\n",
-            "add {scratch}, {stack}, {length}, lsl 2\n",
-            "ldr {scratch:w}, [{scratch}, {first}]",
+            "add {scratch:x}, {stack}, {length:x}, lsl 2\n",
+            "ldr {scratch:w}, [{scratch:x}, {first}]",
         )
     };
     (none) => {
@@ -73,8 +73,8 @@ macro_rules! push {
         concat!(
             "cmp {length:w}, {scratch:w}\n",
             "b.hs 6f\n",
-            "add {scratch}, {stack}, {length}, lsl 2\n",
-            "str {number:w}, [{scratch}, {first}]\n",
+            "add {scratch:x}, {stack}, {length:x}, lsl 2\n",
+            "str {number:w}, [{scratch:x}, {first}]\n",
             "add {length:w}, {length:w}, 1",
         )
     };
@@ -93,7 +93,7 @@ macro_rules! pop_many {
             "csel {count}, {count}, {wanted}, lo\n",
             "cbz {count}, 6f\n",
             "sub {length:w}, {length:w}, {count:w}\n",
-            "add {from}, {stack}, {length}, lsl 2\n",
+            "add {from}, {stack}, {length:x}, lsl 2\n",
             "add {from}, {from}, {first}\n",
             copy!(),
         )
@@ -111,7 +111,7 @@ macro_rules! push_many {
             "cmp {count}, {wanted}\n",
             "csel {count}, {count}, {wanted}, lo\n",
             "cbz {count}, 6f\n",
-            "add {to}, {stack}, {length}, lsl 2\n",
+            "add {to}, {stack}, {length:x}, lsl 2\n",
             "add {to}, {to}, {first}\n",
             "add {length:w}, {length:w}, {count:w}\n",
             copy!(),

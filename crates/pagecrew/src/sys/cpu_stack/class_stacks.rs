@@ -31,25 +31,22 @@ pub struct Place {
 pub struct Line {
     /// What the owner counts.
     pub counts: [AtomicUsize; 8],
-    /// A bit for each class whose stack may not be empty. It is set behind the push that made it so.
-    filled: [AtomicU64; MOST_CLASSES / 64],
+    /// A bit for each class whose stack is open. What is drained from everywhere is left as if it had never been opened, so that those who
+    /// drain look at no others, and those who push have nothing to say.
+    opened: [AtomicU64; MOST_CLASSES / 64],
 }
 
 impl Line {
-    #[inline(always)]
-    fn fill(&self, class: u8) {
-        let (word, bit) = (&self.filled[class as usize / 64], 1 << (class % 64));
-        if word.load(Ordering::Relaxed) & bit == 0 {
-            word.fetch_or(bit, Ordering::Relaxed);
-        }
+    fn open(&self, class: u8) {
+        self.opened[class as usize / 64].fetch_or(1 << (class % 64), Ordering::Relaxed);
     }
 
-    fn emptied(&self, class: u8) {
-        self.filled[class as usize / 64].fetch_and(!(1 << (class % 64)), Ordering::Relaxed);
+    fn close(&self, class: u8) {
+        self.opened[class as usize / 64].fetch_and(!(1 << (class % 64)), Ordering::Relaxed);
     }
 
-    fn filled(&self) -> impl Iterator<Item = u8> + '_ {
-        self.filled.iter().enumerate().flat_map(|(index, word)| {
+    fn opened(&self) -> impl Iterator<Item = u8> + '_ {
+        self.opened.iter().enumerate().flat_map(|(index, word)| {
             let mut bits = word.load(Ordering::Relaxed);
             std::iter::from_fn(move || {
                 let bit = (bits != 0).then(|| bits.trailing_zeros())?;
@@ -112,13 +109,15 @@ impl ClassStacks {
 
     fn with(places: &'static [Place; MOST_CLASSES], rseq: Option<isize>) -> Result<ClassStacks, Errno> {
         let cpus = topology::possible_cpus().clamp(1, MOST_CPUS);
-        let memory = Words::new((cpus << STRIDE_LOG2) / size_of::<u64>())?;
-        let base = memory.range().start as *const u8;
+        // One more than there are, so that the first one can begin at a multiple of its length.
+        let memory = Words::new(((cpus + 1) << STRIDE_LOG2) / size_of::<u64>())?;
+        let base = memory.range().start.next_multiple_of(1 << STRIDE_LOG2) as *const u8;
         let used = (0..cpus).map(|_| AtomicBool::new(false)).collect();
         Ok(ClassStacks { memory, base, cpus: cpus as u32, rseq, places, used, draining: AtomicBool::new(false) })
     }
 
     /// The number of CPUs.
+    #[inline(always)]
     pub fn cpus(&self) -> usize {
         self.cpus as usize
     }
@@ -129,14 +128,15 @@ impl ClassStacks {
     }
 
     /// The CPU that the calling thread runs on at this moment.
-    #[inline(always)]
     pub fn here(&self) -> usize {
-        let cpu = match self.rseq {
-            // SAFETY: `rseq` is this process's offset.
-            Some(offset) => unsafe { rseq::cpu(offset) as usize },
-            None => sched::current_cpu(),
-        };
-        cpu.min(self.cpus as usize - 1)
+        self.cpu().unwrap_or_else(|| sched::current_cpu().min(self.cpus() - 1))
+    }
+
+    /// As [`ClassStacks::here`], where there are restartable sequences.
+    #[inline(always)]
+    pub fn cpu(&self) -> Option<usize> {
+        // SAFETY: `rseq` is this process's offset.
+        Some(unsafe { rseq::cpu(self.rseq?) as usize }.min(self.cpus() - 1))
     }
 
     #[inline(always)]
@@ -150,14 +150,14 @@ impl ClassStacks {
         self.places[class as usize].offset as usize
     }
 
-    /// The line of the CPU of which `stack` is the one at `offset`.
+    /// The line of the CPU to which `stack` belongs.
     ///
     /// # Safety
-    /// That is so.
+    /// It is one of these.
     #[inline(always)]
-    unsafe fn line_of(&self, stack: *const Head, offset: usize) -> &Line {
-        // SAFETY: the line of a CPU lies there, and is mapped as long as `self` lives.
-        unsafe { &*stack.byte_sub(offset).byte_add(LINE).cast::<Line>() }
+    unsafe fn line_of(&self, stack: *const Head) -> &Line {
+        // SAFETY: what a CPU has begins at a multiple of its length, its line lies there, and is mapped as long as `self` lives.
+        unsafe { &*stack.map_addr(|address| address & !((1 << STRIDE_LOG2) - 1)).byte_add(LINE).cast::<Line>() }
     }
 
     /// The line of `cpu`.
@@ -183,69 +183,57 @@ impl ClassStacks {
         }
     }
 
-    /// Takes the number that was put last on this CPU's stack of `class`, if there is one. With it comes the CPU's line.
+    /// Takes the number that was put last on this CPU's stack of `class`, if there is one. With it comes the CPU's line. `None` as well
+    /// without restartable sequences, where [`ClassStacks::pop_slowly`] may have one.
     #[inline(always)]
     pub fn pop(&self, class: u8) -> Option<(u32, &Line)> {
-        let Some(rseq) = self.rseq else { return self.pop_held(class) };
         let offset = self.offset(class);
         // SAFETY: the stacks are mapped, and `rseq` is where this process's threads have their registered area.
-        let (number, stack) = unsafe { sequence::pop::<STRIDE_LOG2>(self.stacks(rseq, offset)) };
+        let (number, stack) = unsafe { sequence::pop::<STRIDE_LOG2>(self.stacks(self.rseq?, offset)) };
         // SAFETY: the sequence named the stack.
-        (number != NONE).then(|| (number, unsafe { self.line_of(stack, offset) }))
+        (number != NONE).then(|| (number, unsafe { self.line_of(stack) }))
     }
 
-    /// Puts `number` on this CPU's stack of `class`. Returns the CPU's line if there was room.
+    /// Puts `number` on this CPU's stack of `class`. Returns the CPU's line if there was room. `None` as well for a stack that is not open
+    /// and without restartable sequences, where [`ClassStacks::push_slowly`] may do it.
     #[inline(always)]
     pub fn push(&self, class: u8, number: u32) -> Option<&Line> {
-        let Some(rseq) = self.rseq else { return self.push_held(class, number) };
         let offset = self.offset(class);
         // SAFETY: as in `pop`.
-        let (length, stack) = unsafe { sequence::push::<STRIDE_LOG2>(self.stacks(rseq, offset), number) };
-        if length == 0 {
-            return self.push_first(class, number);
-        }
+        let (length, stack) = unsafe { sequence::push::<STRIDE_LOG2>(self.stacks(self.rseq?, offset), number) };
         // SAFETY: the sequence named the stack.
-        let line = unsafe { self.line_of(stack, offset) };
-        if length == 1 {
-            line.fill(class);
+        (length != 0).then(|| unsafe { self.line_of(stack) })
+    }
+
+    /// As [`ClassStacks::pop`], with and without restartable sequences.
+    #[cold]
+    pub fn pop_slowly(&self, class: u8) -> Option<(u32, &Line)> {
+        if self.rseq.is_some() {
+            return self.pop(class);
         }
-        Some(line)
-    }
-
-    /// A stack that was never used is opened by the first push.
-    #[cold]
-    #[inline(never)]
-    fn push_first(&self, class: u8, number: u32) -> Option<&Line> {
-        self.open(self.here(), class as usize).then(|| self.push(class, number)).flatten()
-    }
-
-    #[cold]
-    fn pop_held(&self, class: u8) -> Option<(u32, &Line)> {
         let (mut number, cpu) = ([NONE], self.here());
         (self.view(cpu, class as usize).pop_held(&mut number) == 1).then(|| (number[0], self.line(cpu)))
     }
 
+    /// As [`ClassStacks::push`], with and without restartable sequences; a stack that is not open is opened.
     #[cold]
-    fn push_held(&self, class: u8, number: u32) -> Option<&Line> {
+    pub fn push_slowly(&self, class: u8, number: u32) -> Option<&Line> {
         let cpu = self.here();
-        self.open(cpu, class as usize);
-        let line = self.line(cpu);
-        let done = self.view(cpu, class as usize).push_held(&[number]) == 1;
-        if done {
-            line.fill(class);
+        self.open(cpu, class);
+        if self.rseq.is_some() {
+            return self.push(class, number);
         }
-        done.then_some(line)
+        (self.view(cpu, class as usize).push_held(&[number]) == 1).then(|| self.line(cpu))
     }
 
-    /// Opens a stack that never was. Returns whether it wasn't.
-    fn open(&self, cpu: usize, class: usize) -> bool {
-        let head = self.view(cpu, class).head;
-        let first = head.limit() == 0 && self.places[class].slots > 0;
-        if first {
+    /// Opens the stack of `class` of `cpu`, unless somebody is at it.
+    fn open(&self, cpu: usize, class: u8) {
+        let (head, slots) = (self.view(cpu, class as usize).head, self.places[class as usize].slots);
+        if head.limit() == 0 && slots > 0 && head.hold() {
             self.used[cpu].store(true, Ordering::Relaxed);
-            head.set_limit(self.places[class].slots);
+            self.line(cpu).open(class);
+            head.open(slots);
         }
-        first
     }
 
     /// How many numbers are on the stack of `class` of `cpu` at this moment.
@@ -259,32 +247,25 @@ impl ClassStacks {
         if !self.used[cpu].load(Ordering::Relaxed) {
             return 0;
         }
-        for class in self.line(cpu).filled() {
-            self.line(cpu).emptied(class);
+        for class in self.line(cpu).opened() {
             // A thread that is moved to another CPU meanwhile takes what is there; it stops when it has taken as much as it saw.
             for _ in 0..self.len(cpu, class as usize) {
-                let Some((number, _)) = self.pop(class) else { break };
+                let Some((number, _)) = self.pop_slowly(class) else { break };
                 sum += 1;
                 each(number);
-            }
-            if self.len(cpu, class as usize) > 0 {
-                self.line(cpu).fill(class);
             }
         }
         sum
     }
 
-    /// Empties the stacks of the CPUs that `wanted` names. Stacks that somebody else is draining, or, without rseq, using, are left out.
+    /// Empties the stacks of all CPUs. Stacks that somebody else is draining, or, without rseq, using, are left out.
     /// Costs an inter-processor interrupt to each CPU that runs a thread of this process. May be called in a signal handler. Returns how
     /// many numbers there were.
-    pub fn drain(&self, wanted: impl Fn(usize) -> bool, mut each: impl FnMut(u32)) -> usize {
+    pub fn drain(&self, mut each: impl FnMut(u32)) -> usize {
         if self.draining.swap(true, Ordering::Acquire) {
             return 0;
         }
-        let all = || {
-            let cpus = self.used().filter(|&cpu| wanted(cpu));
-            cpus.flat_map(|cpu| self.line(cpu).filled().map(move |class| (cpu, class)))
-        };
+        let all = || self.used().flat_map(|cpu| self.line(cpu).opened().map(move |class| (cpu, class)));
         let some = all().filter(|&(cpu, class)| self.view(cpu, class as usize).head.close()).count() > 0;
         let mut sum = 0;
         if some {
@@ -294,13 +275,14 @@ impl ClassStacks {
                 if !view.head.closed() {
                     continue;
                 }
-                let mut numbers = [0; MOST_SLOTS];
-                let count = if alone { view.empty(&mut numbers) } else { 0 };
-                // While it is closed, nothing is put there.
-                if alone {
-                    self.line(cpu).emptied(class);
+                if !alone {
+                    view.head.reopen();
+                    continue;
                 }
-                view.head.reopen();
+                let mut numbers = [0; MOST_SLOTS];
+                let count = view.empty(&mut numbers);
+                self.line(cpu).close(class);
+                view.head.retire();
                 sum += count;
                 numbers[..count].iter().for_each(|&number| each(number));
             }
@@ -342,11 +324,11 @@ mod tests {
     };
 
     fn pop(stacks: &ClassStacks, class: u8) -> u32 {
-        stacks.pop(class).map_or(NONE, |(number, _)| number)
+        stacks.pop_slowly(class).map_or(NONE, |(number, _)| number)
     }
 
     fn push(stacks: &ClassStacks, class: u8, number: u32) -> bool {
-        stacks.push(class, number).is_some()
+        stacks.push(class, number).or_else(|| stacks.push_slowly(class, number)).is_some()
     }
 
     fn both() -> [ClassStacks; 2] {
@@ -376,8 +358,7 @@ mod tests {
             let count = fill();
             assert_eq!(count, 8, "the last class has room for two");
             let mut all = Vec::new();
-            assert_eq!(stacks.drain(|_| false, |number| all.push(number)), 0);
-            assert_eq!(stacks.drain(|_| true, |number| all.push(number)), 8);
+            assert_eq!(stacks.drain(|number| all.push(number)), 8);
             all.sort_unstable();
             assert_eq!(all, [0, 1, 2, 3, 4, 5, 6, 7]);
             pinned(|| {
@@ -459,7 +440,7 @@ mod tests {
                     if round % 3 == 0 {
                         stacks.drain_here(&mut each)
                     } else {
-                        stacks.drain(|_| true, &mut each)
+                        stacks.drain(&mut each)
                     };
                     while let Some(number) = kept.pop() {
                         give(number);
@@ -475,7 +456,7 @@ mod tests {
                 workers.into_iter().for_each(|worker| kept.extend(worker.join().unwrap()));
                 kept
             });
-            stacks.drain(|_| true, |number| left.push(number));
+            stacks.drain(|number| left.push(number));
             left.sort_unstable();
             assert_eq!(left, (0..NUMBERS).collect::<Vec<_>>());
         }

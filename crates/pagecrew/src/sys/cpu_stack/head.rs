@@ -2,7 +2,7 @@
 //!
 //! **Life of a stack.** It is open: its floor is 0 and its limit is what the owner set. Whoever drains it closes it (nothing is below the
 //! limit, nothing above the floor), restarts the sequences of all threads (`membarrier`), has it alone then, empties it, and opens it
-//! again. A sequence reads the bound *before* the length: one that finds the stack open again finds it empty, too.
+//! again, or leaves it as one that was never opened: empty, with a limit of 0. A sequence reads the bound *before* the length: one that finds the stack open again finds it empty, too.
 //!
 //! Where there is no rseq, each stack has a try-lock, and whoever doesn't get it finds the stack empty or full.
 
@@ -35,7 +35,8 @@ pub(super) struct View<'a> {
 }
 
 impl Head {
-    fn hold(&self) -> bool {
+    /// Keeps everybody else from draining it, opening it or, without rseq, using it. Returns whether nobody was at it.
+    pub fn hold(&self) -> bool {
         self.held.compare_exchange(0, 1, Acquire, Relaxed).is_ok()
     }
 
@@ -69,6 +70,19 @@ impl Head {
     /// Whether it is closed.
     pub fn closed(&self) -> bool {
         self.floor.load(Relaxed) == CLOSED
+    }
+
+    /// Leaves the stack that the caller closed and emptied as one that was never opened.
+    pub fn retire(&self) {
+        self.open_limit.store(0, Relaxed);
+        self.floor.store(0, Release);
+        self.held.store(0, Release);
+    }
+
+    /// Opens the stack that the caller holds for up to `limit` numbers.
+    pub fn open(&self, limit: u32) {
+        self.open_limit.store(limit, Relaxed);
+        self.reopen();
     }
 
     /// Opens the stack that the caller closed.
@@ -201,13 +215,17 @@ mod model {
         }
 
         fn drain(&self) -> Option<u32> {
+            self.drain_and(Head::reopen)
+        }
+
+        fn drain_and(&self, then: fn(&Head)) -> Option<u32> {
             if !self.head.close() {
                 return None;
             }
             *self.restarts.lock().unwrap() += 1;
             let mut number = [0];
             let count = self.view().empty(&mut number);
-            self.head.reopen();
+            then(&self.head);
             (count == 1).then_some(number[0])
         }
 
@@ -247,6 +265,26 @@ mod model {
             let left = shared.pop();
             assert_eq!((drained.is_some() as u32) + (left.is_some() as u32), pushed as u32);
             assert!(drained.or(left).is_none_or(|number| number == 5));
+        });
+    }
+
+    #[test]
+    fn a_stack_that_is_opened_while_another_one_drains_it_loses_nothing() {
+        loom::model(|| {
+            let shared = Shared::new(0);
+            let pusher = {
+                let shared = shared.clone();
+                loom::thread::spawn(move || {
+                    if shared.head.limit() == 0 && shared.head.hold() {
+                        shared.head.open(1);
+                    }
+                    shared.push(5)
+                })
+            };
+            let drained = shared.drain_and(Head::retire);
+            let pushed = pusher.join().unwrap();
+            let left = shared.pop();
+            assert_eq!((drained.is_some() as u32) + (left.is_some() as u32), pushed as u32);
         });
     }
 

@@ -31,10 +31,10 @@ pub struct Stacks {
 /// The stacks are mapped, and `rseq` is the distance of the thread's registered area from its thread pointer.
 #[inline(always)]
 pub unsafe fn pop<const STRIDE: u32>(stacks: Stacks) -> (u32, *const Head) {
-    let (number, stack): (u64, *const Head);
+    let (number, stack): (u32, *const Head);
     // SAFETY: by the function's own contract, and as the module says.
     unsafe { sequence!(stacks, FLOOR, pop, stack = out(reg) stack, scratch = out(reg) number, length = out(reg) _,) };
-    (number as u32, stack)
+    (number, stack)
 }
 
 /// The length of the stack on which `number` was put, 0 if there was no room, and where it is; only a stack that had room is named.
@@ -43,12 +43,12 @@ pub unsafe fn pop<const STRIDE: u32>(stacks: Stacks) -> (u32, *const Head) {
 /// As [`pop`].
 #[inline(always)]
 pub unsafe fn push<const STRIDE: u32>(stacks: Stacks, number: u32) -> (u32, *const Head) {
-    let (length, stack): (u64, *const Head);
+    let (length, stack): (u32, *const Head);
     // SAFETY: by the function's own contract, and as the module says.
     unsafe {
         sequence!(stacks, LIMIT, push, stack = out(reg) stack, scratch = out(reg) _, length = out(reg) length, number = in(reg) number,)
     };
-    (length as u32, stack)
+    (length, stack)
 }
 
 /// # Safety

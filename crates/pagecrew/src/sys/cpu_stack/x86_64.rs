@@ -13,8 +13,8 @@ macro_rules! sequence {
             ".long 0x53053053",
             "5: jmp 2f",
             ".popsection",
-            "2: lea {scratch}, [rip + 66b]",
-            "mov fs:[{rseq} + 8], {scratch}",
+            "2: lea {scratch:r}, [rip + 66b]",
+            "mov fs:[{rseq} + 8], {scratch:r}",
             "3: mov {stack:e}, fs:[{rseq} + 4]",
             "cmp {stack:e}, {cpus:e}",
             "jae 6f",
@@ -64,7 +64,7 @@ macro_rules! pop {
         concat!(
             "cmp {length:e}, {scratch:e}\n",
             "jbe 6f\n",
-            "mov {scratch:e}, [{stack} + 4*{length} + {first} - 4]\n",
+            "mov {scratch:e}, [{stack} + 4*{length:r} + {first} - 4]\n",
             "dec {length:e}",
         )
     };
@@ -96,7 +96,7 @@ macro_rules! pop_many {
             "cmp {count}, {wanted}\n",
             "cmova {count}, {wanted}\n",
             "sub {length:e}, {count:e}\n",
-            "lea {from}, [{stack} + 4*{length} + {first}]\n",
+            "lea {from}, [{stack} + 4*{length:r} + {first}]\n",
             copy!(),
         )
     };
@@ -113,7 +113,7 @@ macro_rules! push_many {
             "jbe 6f\n",
             "cmp {count}, {wanted}\n",
             "cmova {count}, {wanted}\n",
-            "lea {to}, [{stack} + 4*{length} + {first}]\n",
+            "lea {to}, [{stack} + 4*{length:r} + {first}]\n",
             "add {length:e}, {count:e}\n",
             copy!(),
         )
