@@ -116,9 +116,9 @@ pub extern "C" fn malloc(size: usize) -> Pointer {
 #[unsafe(naked)]
 pub unsafe extern "C" fn free(pointer: Pointer) {
     std::arch::naked_asm!(
-        "mov rax, rdi",
-        "sub rax, qword ptr [rip + {start}]",
-        "cmp rax, qword ptr [rip + {len}]",
+        "mov rsi, rdi",
+        "sub rsi, qword ptr [rip + {start}]",
+        "cmp rsi, qword ptr [rip + {len}]",
         "jb {ours}",
         "jmp qword ptr [rip + {next}]",
         ".p2align 5",
@@ -148,7 +148,7 @@ pub extern "C" fn malloc(size: usize) -> Pointer {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(pointer: Pointer) {
     if ours(pointer as usize) {
-        return free_span(pointer);
+        return free_span(pointer, pointer as usize - state::ARENA_START.load(Ordering::Relaxed));
     }
     // SAFETY: by the function's own contract it is the next one's.
     unsafe { next::free(pointer) }
@@ -182,11 +182,12 @@ pub extern "C" fn calloc(count: usize, size: usize) -> Pointer {
     }
 }
 
-extern "C" fn free_span(pointer: Pointer) {
+/// Takes back what lies at `offset` in the arena.
+extern "C" fn free_span(pointer: Pointer, offset: usize) {
     // What libc has for a helper thread lies in a span that no cache takes.
     let Some(caches) = state::caches() else { return };
     // SAFETY: the program gives the memory back.
-    if let Err(uncached) = unsafe { caches.put(pointer as usize) } {
+    if let Err(uncached) = unsafe { caches.put(offset) } {
         free_uncached(pointer, uncached);
     }
 }

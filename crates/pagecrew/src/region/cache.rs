@@ -10,7 +10,7 @@
 use super::classes::{self, CLASSES};
 use super::page_map::{Cacheable, PageMap};
 use super::zeroing::ZERO_SOON;
-use crate::sys::cpu_stack::{ClassStacks, Line, MOST_CLASSES, NONE, Place, lay_out};
+use crate::sys::cpu_stack::{ClassStacks, Line, MOST_CLASSES, NONE};
 use crate::sys::{Errno, PAGE_SIZE};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::Relaxed};
@@ -44,14 +44,14 @@ fn calls(counted: usize) -> usize {
 }
 
 /// Class 0 is that of spans that no cache takes.
-static PLACES: [Place; MOST_CLASSES] = {
+static SLOTS: [u8; MOST_CLASSES] = {
     let mut slots = [0; MOST_CLASSES];
     let mut class = 0;
     while class < CLASSES {
-        slots[class + 1] = classes::slots(class) as u16;
+        slots[class + 1] = classes::slots(class) as u8;
         class += 1;
     }
-    lay_out(slots)
+    slots
 };
 
 #[inline(always)]
@@ -59,6 +59,12 @@ fn count(counter: &AtomicUsize, span: Cacheable) -> usize {
     let value = counter.load(Relaxed).wrapping_add(span.pages_above() + 1);
     counter.store(value, Relaxed);
     value
+}
+
+/// The page that begins at `offset`. Of an offset that is not a page's, the low bits become high ones, and there is no such page.
+#[inline(always)]
+fn page_at(offset: usize) -> usize {
+    offset.rotate_right(PAGE_SIZE.ilog2())
 }
 
 /// A span that was taken from a cache.
@@ -118,7 +124,7 @@ impl CpuCaches {
         nodes: usize,
         node_of: impl Fn(usize) -> usize,
     ) -> Result<CpuCaches, Errno> {
-        let stacks = ClassStacks::new(&PLACES)?;
+        let stacks = ClassStacks::new(&SLOTS)?;
         let nodes = (0..if nodes > 1 { stacks.cpus() } else { 0 }).map(node_of).collect();
         let [closed, zeroes_wanted] = [false; 2].map(AtomicBool::new);
         let takes = AtomicU8::new(NOTHING);
@@ -186,7 +192,7 @@ impl CpuCaches {
         Some(Taken { start, len: span.bytes() })
     }
 
-    /// Takes the span at `address` back into the cache of this CPU: no lock, no system call, and `errno` stays as it is.
+    /// Takes the span at `offset` in the arena back into the cache of this CPU: no lock, no system call, and `errno` stays as it is.
     ///
     /// # Safety
     /// If a span in use begins there, its memory is not used any more.
@@ -194,8 +200,8 @@ impl CpuCaches {
     /// # Errors
     /// What is left to do; [`Region::free_uncached`](super::Region::free_uncached) has to be called with it.
     #[inline(always)]
-    pub unsafe fn put(&self, address: usize) -> Result<(), Uncached> {
-        let page = self.page(address);
+    pub unsafe fn put(&self, offset: usize) -> Result<(), Uncached> {
+        let page = page_at(offset);
         let takes = self.takes.load(Relaxed);
         if takes != ALL && !(takes == NEAR && self.stacks.cpu().is_some_and(|cpu| self.is_near(page, cpu))) {
             return Err(Uncached::AsItWas);
@@ -218,29 +224,23 @@ impl CpuCaches {
     /// # Errors
     /// As [`CpuCaches::put`].
     #[cold]
-    pub(super) unsafe fn put_slowly(&self, address: usize) -> Result<(), Uncached> {
-        let page = self.page(address);
+    pub(super) unsafe fn put_slowly(&self, offset: usize) -> Result<(), Uncached> {
+        let page = page_at(offset);
         let takes = self.takes.load(Relaxed);
         if takes == NOTHING || (!self.nodes.is_empty() && !self.is_near(page, self.here())) {
             return Err(Uncached::AsItWas);
         }
-        self.put_retired(address, self.map.retire(page).ok_or(Uncached::AsItWas)?)
+        self.put_retired(offset, self.map.retire(page).ok_or(Uncached::AsItWas)?)
     }
 
     /// As [`CpuCaches::put`] for a span that is retired already, as [`Uncached::Retired`] says.
     ///
     /// # Errors
     /// As [`CpuCaches::put`].
-    pub(super) fn put_retired(&self, address: usize, span: Cacheable) -> Result<(), Uncached> {
+    pub(super) fn put_retired(&self, offset: usize, span: Cacheable) -> Result<(), Uncached> {
         let line =
-            if self.goes_back(span) { None } else { self.stacks.push_slowly(span.class(), self.page(address) as u32) };
+            if self.goes_back(span) { None } else { self.stacks.push_slowly(span.class(), page_at(offset) as u32) };
         line.map_or(Err(Uncached::Retired(span)), |line| Self::count_put(line, span))
-    }
-
-    /// The page that begins at `address`. Of an address that is not a page's, the low bits become high ones, and there is no such page.
-    #[inline(always)]
-    fn page(&self, address: usize) -> usize {
-        address.wrapping_sub(self.start).rotate_right(PAGE_SIZE.ilog2())
     }
 
     /// Whether a span goes back to its zone to be zeroed ahead.
@@ -350,9 +350,10 @@ mod tests {
     }
 
     fn put(caches: &CpuCaches, address: usize) -> Result<(), Uncached> {
+        let offset = address.wrapping_sub(START);
         // SAFETY: these spans have no memory.
-        match unsafe { caches.put(address) } {
-            Err(Uncached::Retired(span)) => caches.put_retired(address, span),
+        match unsafe { caches.put(offset) } {
+            Err(Uncached::Retired(span)) => caches.put_retired(offset, span),
             done => done,
         }
     }

@@ -324,6 +324,11 @@ impl Region {
         NonNull::new(address as *mut u8).expect("an arena is never mapped at address 0")
     }
 
+    /// Where a pointer lies in the arena; beyond its end, if it doesn't.
+    fn offset(&self, pointer: NonNull<u8>) -> usize {
+        (pointer.as_ptr() as usize).wrapping_sub(self.core().range().start)
+    }
+
     /// The zone that a pointer lies in and its offset there.
     fn place(&self, pointer: NonNull<u8>) -> Result<(&Zone, usize), PointerError> {
         let address = pointer.as_ptr() as usize;
@@ -373,7 +378,7 @@ impl Region {
     #[inline]
     pub unsafe fn free(&self, pointer: NonNull<u8>) -> Result<(), PointerError> {
         // SAFETY: by the function's own contract.
-        unsafe { self.core().caches.put(pointer.as_ptr() as usize).or_else(|why| self.free_uncached(pointer, why)) }
+        unsafe { self.core().caches.put(self.offset(pointer)).or_else(|why| self.free_uncached(pointer, why)) }
     }
 
     /// What [`Region::free`] does where [`CpuCaches::put`] doesn't.
@@ -387,11 +392,10 @@ impl Region {
     #[inline(never)]
     pub unsafe fn free_uncached(&self, pointer: NonNull<u8>, why: Uncached) -> Result<(), PointerError> {
         let core = self.core();
-        let address = pointer.as_ptr() as usize;
         let put = match why {
             // SAFETY: by the function's own contract.
-            Uncached::AsItWas => unsafe { core.caches.put_slowly(address) },
-            Uncached::Retired(span) => core.caches.put_retired(address, span),
+            Uncached::AsItWas => unsafe { core.caches.put_slowly(self.offset(pointer)) },
+            Uncached::Retired(span) => core.caches.put_retired(self.offset(pointer), span),
             Uncached::LookAfter(_) => Err(why),
         };
         match put {
@@ -427,7 +431,7 @@ impl Region {
             // It may wait in a cache from now on.
             zone.clear_fresh(offset, span);
             // SAFETY: by the function's own contract.
-            match unsafe { core.caches.put_slowly(pointer.as_ptr() as usize) } {
+            match unsafe { core.caches.put_slowly(self.offset(pointer)) } {
                 Ok(()) => return Ok(()),
                 Err(Uncached::AsItWas) => {}
                 // SAFETY: as above.

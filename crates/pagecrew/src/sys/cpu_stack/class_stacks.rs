@@ -1,10 +1,10 @@
-//! As [`CpuStacks`](super::CpuStacks), several for each CPU: one a class, of different lengths.
+//! As [`CpuStacks`](super::CpuStacks), several for each CPU: one a class.
 
 use super::head::{Head, View};
 use super::sequence::{self, Stacks};
 use super::{MOST_CPUS, NONE};
 use crate::sys::words::Words;
-use crate::sys::{Errno, PAGE_SIZE, membarrier, rseq, sched, topology};
+use crate::sys::{Errno, membarrier, rseq, sched, topology};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// A class is a byte.
@@ -16,15 +16,15 @@ pub const MOST_SLOTS: usize = 64;
 /// few places that the processor's first cache has for those.
 const LINE: usize = 11 * 64;
 
-/// All stacks of a CPU lie in 2^this bytes.
-const STRIDE_LOG2: u32 = 16;
+/// A stack and its slots. As no multiple of a page is one of this and what the first stack begins at, no stack begins at a page either.
+const STACK: usize = 384;
+const FIRST_STACK: usize = LINE + size_of::<Line>();
+const _: () = assert!(size_of::<Head>() + MOST_SLOTS * size_of::<u32>() <= STACK);
+const _: () = assert!(STACK.is_multiple_of(128) && !FIRST_STACK.is_multiple_of(128));
 
-/// Where the stack of a class lies among those of its CPU.
-#[derive(Debug, Clone, Copy)]
-pub struct Place {
-    offset: u32,
-    slots: u32,
-}
+/// All stacks of a CPU lie in 2^this bytes.
+const STRIDE_LOG2: u32 = 17;
+const _: () = assert!(FIRST_STACK + MOST_CLASSES * STACK <= 1 << STRIDE_LOG2);
 
 /// What each CPU has besides its stacks.
 #[repr(C, align(64))]
@@ -57,63 +57,47 @@ impl Line {
     }
 }
 
-/// Lays out stacks of classes with so many slots each.
-///
-/// # Panics
-/// If they don't fit into the room of a CPU, or one has more than 64 slots.
-pub const fn lay_out(slots: [u16; MOST_CLASSES]) -> [Place; MOST_CLASSES] {
-    let mut places = [Place { offset: 0, slots: 0 }; MOST_CLASSES];
-    let (mut class, mut offset) = (0, (LINE + size_of::<Line>()) as u32);
-    while class < MOST_CLASSES {
-        assert!(slots[class] as usize <= MOST_SLOTS);
-        // As for `LINE`.
-        if (offset as usize).is_multiple_of(PAGE_SIZE) {
-            offset += align_of::<Head>() as u32;
-        }
-        places[class] = Place { offset, slots: slots[class] as u32 };
-        let len = size_of::<Head>() + slots[class] as usize * size_of::<u32>();
-        offset += len.next_multiple_of(align_of::<Head>()) as u32;
-        class += 1;
-    }
-    assert!(offset <= 1 << STRIDE_LOG2);
-    places
-}
-
 /// A stack for each class and each CPU that the machine may ever have. Those that nobody used have no memory.
 pub struct ClassStacks {
     memory: Words,
-    base: *const u8,
+    /// The first stack of the first CPU.
+    first: *const u8,
     cpus: u32,
     rseq: Option<isize>,
-    places: &'static [Place; MOST_CLASSES],
+    /// How many numbers the stacks of each class take.
+    slots: &'static [u8; MOST_CLASSES],
     /// Of which CPUs a stack was ever opened.
     used: Box<[AtomicBool]>,
     /// Whether somebody is draining.
     draining: AtomicBool,
 }
 
-// SAFETY: what `base` points to are atomics; the sequences change them on their own CPU only, as the module says.
+// SAFETY: what `first` points to are atomics; the sequences change them on their own CPU only, as the module says.
 unsafe impl Send for ClassStacks {}
 // SAFETY: as above.
 unsafe impl Sync for ClassStacks {}
 
 impl ClassStacks {
-    /// Empty stacks at `places`, as [`lay_out`] made them.
+    /// Empty stacks that take so many numbers each.
     ///
     /// # Errors
     /// `ENOMEM` if there is no address space.
-    pub fn new(places: &'static [Place; MOST_CLASSES]) -> Result<ClassStacks, Errno> {
+    ///
+    /// # Panics
+    /// If one is to take more than 64.
+    pub fn new(slots: &'static [u8; MOST_CLASSES]) -> Result<ClassStacks, Errno> {
         let usable = rseq::prepare().is_ok() && membarrier::register().is_ok();
-        ClassStacks::with(places, if usable { rseq::offset() } else { None })
+        ClassStacks::with(slots, if usable { rseq::offset() } else { None })
     }
 
-    fn with(places: &'static [Place; MOST_CLASSES], rseq: Option<isize>) -> Result<ClassStacks, Errno> {
+    fn with(slots: &'static [u8; MOST_CLASSES], rseq: Option<isize>) -> Result<ClassStacks, Errno> {
+        assert!(slots.iter().all(|&slots| slots as usize <= MOST_SLOTS));
         let cpus = topology::possible_cpus().clamp(1, MOST_CPUS);
         // One more than there are, so that the first one can begin at a multiple of its length.
         let memory = Words::new(((cpus + 1) << STRIDE_LOG2) / size_of::<u64>())?;
-        let base = memory.range().start.next_multiple_of(1 << STRIDE_LOG2) as *const u8;
+        let first = (memory.range().start.next_multiple_of(1 << STRIDE_LOG2) + FIRST_STACK) as *const u8;
         let used = (0..cpus).map(|_| AtomicBool::new(false)).collect();
-        Ok(ClassStacks { memory, base, cpus: cpus as u32, rseq, places, used, draining: AtomicBool::new(false) })
+        Ok(ClassStacks { memory, first, cpus: cpus as u32, rseq, slots, used, draining: AtomicBool::new(false) })
     }
 
     /// The number of CPUs.
@@ -140,14 +124,10 @@ impl ClassStacks {
     }
 
     #[inline(always)]
-    fn stacks(&self, rseq: isize, offset: usize) -> Stacks {
-        // SAFETY: a place lies within the room of the first CPU.
-        Stacks { base: unsafe { self.base.add(offset) }.cast(), cpus: self.cpus, rseq }
-    }
-
-    #[inline(always)]
-    fn offset(&self, class: u8) -> usize {
-        self.places[class as usize].offset as usize
+    fn stacks(&self, rseq: isize, class: u8) -> Stacks {
+        // SAFETY: the stack lies within the room of the first CPU.
+        let base = unsafe { self.first.add(class as usize * STACK) }.cast();
+        Stacks { base, cpus: self.cpus, rseq }
     }
 
     /// The line of the CPU to which `stack` belongs.
@@ -164,7 +144,7 @@ impl ClassStacks {
     pub fn line(&self, cpu: usize) -> &Line {
         assert!(cpu < self.cpus());
         // SAFETY: the memory has room for each CPU's.
-        unsafe { &*self.base.add((cpu << STRIDE_LOG2) + LINE).cast::<Line>() }
+        unsafe { self.line_of(self.first.add(cpu << STRIDE_LOG2).cast()) }
     }
 
     /// Of which CPUs a stack was ever used.
@@ -173,13 +153,12 @@ impl ClassStacks {
     }
 
     fn view(&self, cpu: usize, class: usize) -> View<'_> {
-        let Place { offset, slots } = self.places[class];
-        assert!(cpu < self.cpus());
+        assert!(cpu < self.cpus() && class < MOST_CLASSES);
         // SAFETY: the memory holds a head and its slots at each place of each CPU, lives as long as `self`, and all bytes of it are valid
         // as atomics.
         unsafe {
-            let head = self.base.add((cpu << STRIDE_LOG2) + offset as usize).cast::<Head>();
-            View { head: &*head, slots: std::slice::from_raw_parts(head.add(1).cast::<AtomicU32>(), slots as usize) }
+            let head = self.first.add((cpu << STRIDE_LOG2) + class * STACK).cast::<Head>();
+            View { head: &*head, slots: std::slice::from_raw_parts(head.add(1).cast::<AtomicU32>(), MOST_SLOTS) }
         }
     }
 
@@ -187,9 +166,8 @@ impl ClassStacks {
     /// without restartable sequences, where [`ClassStacks::pop_slowly`] may have one.
     #[inline(always)]
     pub fn pop(&self, class: u8) -> Option<(u32, &Line)> {
-        let offset = self.offset(class);
         // SAFETY: the stacks are mapped, and `rseq` is where this process's threads have their registered area.
-        let (number, stack) = unsafe { sequence::pop::<STRIDE_LOG2>(self.stacks(self.rseq?, offset)) };
+        let (number, stack) = unsafe { sequence::pop::<STRIDE_LOG2>(self.stacks(self.rseq?, class)) };
         // SAFETY: the sequence named the stack.
         (number != NONE).then(|| (number, unsafe { self.line_of(stack) }))
     }
@@ -198,9 +176,8 @@ impl ClassStacks {
     /// and without restartable sequences, where [`ClassStacks::push_slowly`] may do it.
     #[inline(always)]
     pub fn push(&self, class: u8, number: u32) -> Option<&Line> {
-        let offset = self.offset(class);
         // SAFETY: as in `pop`.
-        let (length, stack) = unsafe { sequence::push::<STRIDE_LOG2>(self.stacks(self.rseq?, offset), number) };
+        let (length, stack) = unsafe { sequence::push::<STRIDE_LOG2>(self.stacks(self.rseq?, class), number) };
         // SAFETY: the sequence named the stack.
         (length != 0).then(|| unsafe { self.line_of(stack) })
     }
@@ -228,11 +205,11 @@ impl ClassStacks {
 
     /// Opens the stack of `class` of `cpu`, unless somebody is at it.
     fn open(&self, cpu: usize, class: u8) {
-        let (head, slots) = (self.view(cpu, class as usize).head, self.places[class as usize].slots);
+        let (head, slots) = (self.view(cpu, class as usize).head, self.slots[class as usize]);
         if head.limit() == 0 && slots > 0 && head.hold() {
             self.used[cpu].store(true, Ordering::Relaxed);
             self.line(cpu).open(class);
-            head.open(slots);
+            head.open(slots as u32);
         }
     }
 
@@ -317,10 +294,10 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicU8;
 
-    static PLACES: [Place; MOST_CLASSES] = {
+    static SLOTS: [u8; MOST_CLASSES] = {
         let mut slots = [0; MOST_CLASSES];
         (slots[0], slots[1], slots[2]) = (4, 64, 2);
-        lay_out(slots)
+        slots
     };
 
     fn pop(stacks: &ClassStacks, class: u8) -> u32 {
@@ -332,7 +309,7 @@ mod tests {
     }
 
     fn both() -> [ClassStacks; 2] {
-        [ClassStacks::new(&PLACES).unwrap(), ClassStacks::with(&PLACES, None).unwrap()]
+        [ClassStacks::new(&SLOTS).unwrap(), ClassStacks::with(&SLOTS, None).unwrap()]
     }
 
     fn pinned<T: Send>(work: impl FnOnce() -> T + Send) -> T {
@@ -372,7 +349,7 @@ mod tests {
 
     #[test]
     fn stacks_that_were_never_used_have_no_memory() {
-        let stacks = ClassStacks::new(&PLACES).unwrap();
+        let stacks = ClassStacks::new(&SLOTS).unwrap();
         pinned(|| assert!(push(&stacks, 0, 1)));
         let present = crate::sys::pagemap::Category::Present;
         assert!(crate::sys::pagemap::bytes_of(stacks.range(), present).unwrap() <= 2 * crate::sys::PAGE_SIZE);

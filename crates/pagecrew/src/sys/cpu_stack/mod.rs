@@ -16,7 +16,7 @@ mod sequence;
 #[cfg(test)]
 mod tests;
 
-pub use class_stacks::{ClassStacks, Line, MOST_CLASSES, Place, lay_out};
+pub use class_stacks::{ClassStacks, Line, MOST_CLASSES};
 
 use super::memory::{self, Protection, Range};
 use super::{Errno, PAGE_SIZE, membarrier, round_up, rseq, sched, topology};
