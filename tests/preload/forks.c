@@ -244,6 +244,46 @@ static void daemonizing(bool early) {
     close(ends[0]);
 }
 
+// Whoever flushes streams holds locks of the C library that a fork takes as well, and may allocate meanwhile.
+static ssize_t allocating_write(void *cookie, const char *text, size_t size) {
+    (void)cookie, (void)text;
+    char *block = malloc(2 * MIB);
+    CHECK(block);
+    memset(block, 1, PAGE);
+    free(block);
+    // More than any cache holds.
+    block = malloc(80 * MIB);
+    CHECK(block);
+    free(block);
+    atomic_fetch_add(&rounds_done, 1);
+    return (ssize_t)size;
+}
+
+static void *flush(void *argument) {
+    while (!atomic_load(&done)) {
+        CHECK(fputs("line", argument) >= 0);
+        CHECK(fflush(NULL) == 0);
+    }
+    return NULL;
+}
+
+static void with_streams(void) {
+    FILE *stream = fopencookie(NULL, "w", (cookie_io_functions_t){.write = allocating_write});
+    CHECK(stream);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, flush, stream) == 0);
+    for (int round = 0; round < 400; round++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) _exit(round % 100);
+        CHECK(wait_for(child) == round % 100);
+    }
+    atomic_store(&done, true);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(atomic_load(&rounds_done) > 0);
+    CHECK(fclose(stream) == 0);
+}
+
 static void as_child(void) {
     char *block = calloc(1, 8 * MIB);
     CHECK(block && all_zero(block, 8 * MIB));
@@ -273,6 +313,7 @@ int main(int count, char **arguments) {
     if (all || !strcmp(part, "little")) inheriting_little();
     if (all || !strcmp(part, "descriptors")) inheriting_descriptors();
     if (all || !strcmp(part, "protect")) after_protecting();
+    if (!strcmp(part, "streams")) with_streams();
     if (all || !strcmp(part, "quiet")) {
         forking(15);
         sharing_memory(5, arguments[0]);

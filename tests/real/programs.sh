@@ -116,7 +116,7 @@ for malloc in glibc jemalloc mimalloc tcmalloc; do
     add "family/$malloc" 60 program_over "$malloc" family
     if [ "$malloc" = glibc ]; then operations=1000000; else operations=200000; fi
     add "storm/$malloc" 150 program_over "$malloc" storm "$operations"
-    for part in daemon little descriptors protect handlers quiet storm; do
+    for part in daemon little descriptors protect handlers streams quiet storm; do
         if [ "$malloc" != glibc ] && [ "$part" != storm ] && [ "$part" != quiet ]; then long=yes; fi
         add "forks/$part/$malloc" 90 program_over "$malloc" forks "$part"
         long=no
@@ -166,6 +166,7 @@ add control/family 60 control family
 add control/storm 60 control storm 300000
 add control/forks 180 control forks all
 add control/forks/handlers 60 control forks handlers
+add control/forks/streams 60 control forks streams
 add control/exit 120 control exit
 add control/signals 120 control signals
 long=no

@@ -127,7 +127,7 @@ fn finish(status: i32, flush: bool) {
     }
     end_stats();
     if let Some(region) = state::existing_region() {
-        region.hurry_helpers();
+        region.boost_helpers();
     }
     let wanted = state::start().is_some_and(|start| start.options.exit);
     if !wanted

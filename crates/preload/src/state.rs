@@ -101,7 +101,7 @@ fn make() -> Option<&'static Region> {
     adopt_process();
     share_stats(&region);
     if start.options.trim == Trim::On {
-        region.take_along(Box::new(SpanTrimmer::new(trim::Options::default()).and(mappings)));
+        region.set_hook(Box::new(SpanTrimmer::new(trim::Options::default()).and(mappings)));
     }
     let region: &'static Region = Box::leak(Box::new(region));
     crate::libc_blocks::prepare(region);
@@ -122,10 +122,10 @@ fn mappings(list: &mut Vec<Range>) {
 pub fn look_after_mappings() {
     let Some(region) = region() else { return };
     if START.get().is_some_and(|start| start.options.trim == Trim::Auto) {
-        region.take_along(Box::new(SpanTrimmer::new(trim::Options::default()).and(mappings).when_short()));
+        region.set_hook(Box::new(SpanTrimmer::new(trim::Options::default()).and(mappings).when_short()));
     }
     if START.get().is_some_and(|start| start.options.trim != Trim::Off) {
-        region.wake_rider();
+        region.wake_hook();
     }
 }
 

@@ -56,7 +56,7 @@ impl<E: Employer> Crew<E> {
     /// Opens a place for `task`; `None` if all are taken.
     pub(super) fn open(&self, task: Task, waiting: bool) -> Option<&Place> {
         // Helpers hand over to it what they have finished, and what they have to leave.
-        if (task.report || !waiting) && self.shared.watcher_bell.listeners() == 0 {
+        if (task.report || !waiting) && self.shared.watcher_events.listeners() == 0 {
             self.start_watcher();
         }
         let place = self.shared.places.iter().find(|place| place.job.claim())?;
@@ -128,7 +128,7 @@ impl<E: Employer> Crew<E> {
             return;
         }
         place.job.hand_over();
-        if !self.ring_watcher() {
+        if !self.notify_watcher() {
             // No thread could be started for it.
             self.collect();
         }

@@ -4,12 +4,12 @@
 //! keeps stays within its bounds even where helpers get no CPU time at all.
 //!
 //! **A helper takes no lock that anybody else waits for.** It may be stopped at any instruction for as long as others want the CPU, so
-//! it announces, hands over and rings by atomics, and whatever needs a lock is done by others.
+//! it announces, hands over and notifies by atomics, and whatever needs a lock is done by others.
 
-use super::bell::Bell;
 use super::board::{PLACES, Place};
 use super::contention::Contention;
 use super::employer::{Employer, Task};
+use super::eventcount::EventCount;
 use super::governor::{Demand, worth_a_wake_up};
 use super::job::GRAIN;
 use super::kind::KINDS;
@@ -40,8 +40,8 @@ pub(super) struct Shared<E> {
     pub(super) places: Box<[Place]>,
     pub(super) helpers: Box<[Helper]>,
     /// Where the helpers of each kind listen, and where the watcher does.
-    pub(super) bells: [Bell; KINDS],
-    pub(super) watcher_bell: Arc<Bell>,
+    pub(super) events: [EventCount; KINDS],
+    pub(super) watcher_events: Arc<EventCount>,
     pub(super) starting: Mutex<Starting>,
     pub(super) stop: AtomicBool,
     /// Bytes a microsecond of each operation, one thread, as last measured.
@@ -90,8 +90,8 @@ impl<E: Employer> Crew<E> {
             employer,
             places: (0..PLACES).map(|_| Place::new()).collect(),
             helpers: (0..THREADS).map(|_| Helper::new()).collect(),
-            bells: std::array::from_fn(|_| Bell::new()),
-            watcher_bell: Arc::new(Bell::new()),
+            events: std::array::from_fn(|_| EventCount::new()),
+            watcher_events: Arc::new(EventCount::new()),
             starting: Mutex::new(Starting::new()),
             stop: AtomicBool::new(false),
             rates: std::array::from_fn(|_| AtomicUsize::new(FIRST_RATE)),
@@ -113,8 +113,8 @@ impl<E: Employer> Crew<E> {
     }
 
     /// What the watcher listens to: for an employer that has to call it from where it has no crew at hand, as from a signal handler.
-    pub(crate) fn watcher_bell(&self) -> Arc<Bell> {
-        self.shared.watcher_bell.clone()
+    pub(crate) fn watcher_events(&self) -> Arc<EventCount> {
+        self.shared.watcher_events.clone()
     }
 
     /// The machine's nodes, as the crew sees them.
@@ -333,8 +333,8 @@ impl<E: Employer> Crew<E> {
             *handle = None;
         }
         starting.retry_ns = 0;
-        shared.bells.iter().for_each(Bell::reset);
-        shared.watcher_bell.reset();
+        shared.events.iter().for_each(EventCount::reset);
+        shared.watcher_events.reset();
         shared.helpers.iter().for_each(|helper| {
             helper.thread.store(0, Ordering::Relaxed);
             helper.at_work.store(false, Ordering::Relaxed);
@@ -444,7 +444,7 @@ mod tests {
         // SAFETY: as above; the end is waited for below.
         unsafe { crew.submit(task(Operation::Zero, range)) };
         assert!(crew.backlog(Operation::Zero) == range.len && crew.shared.contention.left());
-        assert!(crew.ring_watcher());
+        assert!(crew.notify_watcher());
         while !crew.shared.places.iter().all(|place| place.job.is_free()) {
             std::thread::sleep(wait);
         }

@@ -25,7 +25,7 @@ impl<E: Employer> Crew<E> {
     pub(super) fn help(&self, number: usize) {
         let me = &self.shared.helpers[number];
         let kind = Kind::of_worker(number);
-        let bell = &self.shared.bells[kind.index()];
+        let events = &self.shared.events[kind.index()];
         if kind == Kind::Kernel {
             // Before it touches anything. Where that is refused, it is as good as any thread of the program.
             let _ = sched::set_ordinary(SLICE_NS);
@@ -39,7 +39,7 @@ impl<E: Employer> Crew<E> {
         let (mut idle, mut found) = (false, Found::default());
         let mut last_work = clock::now_ns();
         loop {
-            let heard = bell.hear();
+            let seen = events.prepare();
             if self.has_room(number, &mut found, cpus) {
                 idle = idle || (kind == Kind::Zeroer && sched::set_class(0, Class::Idle).is_ok());
                 let room = |found: &mut Found| self.has_room(number, found, cpus);
@@ -55,12 +55,12 @@ impl<E: Employer> Crew<E> {
             let linger = if idle { LINGER_IDLE } else { LINGER };
             let over =
                 self.shared.stop.load(Ordering::SeqCst) || clock::now_ns() - last_work >= linger.as_nanos() as u64;
-            if over && bell.end(heard) {
+            if over && events.end(seen) {
                 me.thread.store(0, Ordering::Release);
                 return;
             }
             if !over {
-                bell.sleep(heard, linger);
+                events.wait(seen, linger);
             }
         }
     }

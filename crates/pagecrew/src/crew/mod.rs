@@ -23,8 +23,8 @@
 //! happens when they don't run.
 
 pub(crate) mod ahead;
-pub(crate) mod bell;
 mod boost;
+pub(crate) mod eventcount;
 mod governor;
 mod job;
 #[cfg(not(loom))]

@@ -1,9 +1,9 @@
 //! The crew's threads: starting and calling them, and what is known of them.
 
-use super::bell::Bell;
 use super::boost::Boost;
 use super::crew::{Crew, lock};
 use super::employer::Employer;
+use super::eventcount::EventCount;
 use super::governor::{Demand, Means, helpers_wanted};
 use super::kind::{Kind, WORKERS};
 use super::operation::Operation;
@@ -68,32 +68,32 @@ impl<E: Employer> Crew<E> {
             return self.shared.limit != Some(0) && self.leave_to_watcher();
         }
         let kind = Kind::of(operation);
-        let bell = &self.shared.bells[kind.index()];
-        let listeners = bell.ring(wanted);
+        let events = &self.shared.events[kind.index()];
+        let listeners = events.notify(wanted);
         if listeners >= wanted {
             return true;
         }
         let mut starting = lock(&self.shared.starting);
-        while bell.listeners() < wanted && self.start_helper(&mut starting, kind) {}
-        bell.listeners() > 0
+        while events.listeners() < wanted && self.start_helper(&mut starting, kind) {}
+        events.listeners() > 0
     }
 
     /// Has the watcher look, now and then as [`Employer::watch`] says. Returns whether there is one.
     pub fn watch(&self) -> bool {
-        self.ring_watcher() || self.start_watcher()
+        self.notify_watcher() || self.start_watcher()
     }
 
     /// Has the watcher look, if there is one: what a helper may call.
-    pub fn ring_watcher(&self) -> bool {
+    pub fn notify_watcher(&self) -> bool {
         // From now on it may want a CPU, and is none of those that helpers make room for.
         self.shared.helpers[WATCHER].at_work.store(true, Ordering::Relaxed);
-        self.shared.watcher_bell.ring(1) > 0
+        self.shared.watcher_events.notify(1) > 0
     }
 
     /// Has the watcher see to what helpers leave. Returns whether there is a watcher.
     pub(super) fn leave_to_watcher(&self) -> bool {
         self.shared.contention.leave();
-        self.ring_watcher()
+        self.notify_watcher()
     }
 
     /// Whether every thread has come as far as to say which thread it is.
@@ -124,7 +124,7 @@ impl<E: Employer> Crew<E> {
 
     /// Lets helpers that are at work have CPU time soon, where the user may: the process is about to end, which it can't before each of
     /// them has had some.
-    pub fn hurry(&self) {
+    pub fn boost_all(&self) {
         let at_work = |&worker: &usize| self.shared.helpers[worker].at_work.load(Ordering::Relaxed);
         (0..WORKERS).filter(at_work).for_each(|worker| self.boost(worker));
     }
@@ -148,10 +148,10 @@ impl<E: Employer> Crew<E> {
 
     /// Ends every thread of the crew and waits for that; none is started any more. What is left to do, callers do.
     pub fn dismiss(&self) {
-        self.hurry();
+        self.boost_all();
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.bells.iter().for_each(|bell| _ = bell.ring(THREADS));
-        self.shared.watcher_bell.ring(1);
+        self.shared.events.iter().for_each(|events| _ = events.notify(THREADS));
+        self.shared.watcher_events.notify(1);
         let handles: Vec<_> = lock(&self.shared.starting).handles.iter_mut().filter_map(Option::take).collect();
         for handle in handles {
             handle.join();
@@ -164,8 +164,9 @@ impl<E: Employer> Crew<E> {
             return false;
         }
         let mut starting = lock(&self.shared.starting);
-        let bell = &self.shared.watcher_bell;
-        bell.listeners() > 0 || self.start(&mut starting, WATCHER, bell, "pagecrew/watch".to_owned(), Crew::watch_over)
+        let events = &self.shared.watcher_events;
+        events.listeners() > 0
+            || self.start(&mut starting, WATCHER, events, "pagecrew/watch".to_owned(), Crew::watch_over)
     }
 
     /// Starts one more helper of `kind`. Returns whether that was possible.
@@ -174,19 +175,19 @@ impl<E: Employer> Crew<E> {
         let Some(number) = kind.workers().find(free) else { return false };
         let name = format!("pagecrew/{number}");
         let started =
-            self.start(starting, number, &self.shared.bells[kind.index()], name, move |crew| crew.help(number));
+            self.start(starting, number, &self.shared.events[kind.index()], name, move |crew| crew.help(number));
         if started {
             self.counters().helper_starts.add(1);
         }
         started
     }
 
-    /// Starts thread `number` of the crew, which listens at `bell` for all its `life`. Returns whether that was possible.
+    /// Starts thread `number` of the crew, which listens at `events` for all its `life`. Returns whether that was possible.
     pub(super) fn start(
         &self,
         starting: &mut Starting,
         number: usize,
-        bell: &Bell,
+        events: &EventCount,
         name: String,
         life: impl FnOnce(&Crew<E>) + Send + 'static,
     ) -> bool {
@@ -194,7 +195,7 @@ impl<E: Employer> Crew<E> {
         if self.shared.stop.load(Ordering::Relaxed) || now < starting.retry_ns {
             return false;
         }
-        bell.join();
+        events.join();
         let place = &self.shared.helpers[number];
         // Marked as taken until the thread has written its own number.
         place.thread.store(-1, Ordering::Release);
@@ -217,7 +218,7 @@ impl<E: Employer> Crew<E> {
                 true
             }
             Err(_) => {
-                bell.unjoin();
+                events.unjoin();
                 place.thread.store(0, Ordering::Release);
                 starting.retry_ns = now + 1_000_000_000;
                 false

@@ -24,13 +24,13 @@ impl<E: Employer> Crew<E> {
         let _ = sched::set_affinity(&self.shared.cpus);
         // It has little to do and should come to it soon. Where the kernel doesn't know of slices, it comes a little later.
         let _ = sched::set_slice(WATCHER_SLICE_NS);
-        let bell = &self.shared.watcher_bell;
+        let events = &self.shared.watcher_events;
         let mut last_work = clock::now_ns();
         let mut next_left = 0;
         let me = &self.shared.helpers[WATCHER];
         loop {
             me.at_work.store(true, Ordering::Relaxed);
-            let heard = bell.hear();
+            let seen = events.prepare();
             self.collect();
             let tick = self.employer().watch(self);
             let left = self.see_to_what_was_left(&mut next_left);
@@ -51,7 +51,7 @@ impl<E: Employer> Crew<E> {
                 self.shared.watcher_due_ns.store(u64::MAX, Ordering::SeqCst);
             }
             let nothing_left = self.shared.stop.load(Ordering::SeqCst) || !self.shared.contention.left();
-            if over && nothing_left && bell.end(heard) {
+            if over && nothing_left && events.end(seen) {
                 me.thread.store(0, Ordering::Release);
                 return;
             }
@@ -60,7 +60,7 @@ impl<E: Employer> Crew<E> {
                 self.shared.watcher_due_ns.store(due, Ordering::SeqCst);
                 // What was left since the look, by somebody who saw the time before this one.
                 let pause = if self.shared.contention.left() { pause.min(LEFT_PAUSE) } else { pause };
-                bell.sleep(heard, pause);
+                events.wait(seen, pause);
             }
         }
     }

@@ -1,12 +1,12 @@
 //! What is done with frames while nobody asks: zeroing ahead, giving idle areas back, and emptying the stacks of idle CPUs.
 //!
 //! All of it is set out by the crew's watcher and done by its helpers, on CPUs that nobody else wants. A program that finds nothing takes
-//! what is being zeroed away from them at once ([`Pool::take_zeroing_back`]); what is on its way back to the kernel it waits for.
+//! what is being zeroed away from them at once ([`Allocator::take_zeroing_back`]); what is on its way back to the kernel it waits for.
 
 use super::Options;
+use super::allocator::Allocator;
 use super::area::FRAMES;
 use super::policy;
-use super::pool::Pool;
 use super::tree::TREE;
 use crate::crew::{Crew, Employer, Operation, Task, Tick};
 use crate::region::policy::ZeroDemand;
@@ -31,11 +31,11 @@ const PIECE_LEAST: usize = 16;
 /// Areas that are looked at for dirty frames at a time: a fraction of a millisecond.
 const SCAN_MOST: usize = 2048;
 
-pub(super) type FrameCrew = Crew<Keeper>;
+pub(super) type FrameCrew = Crew<Background>;
 
 /// The crew's employer.
-pub(super) struct Keeper {
-    pub pool: Arc<Pool>,
+pub(super) struct Background {
+    pub allocator: Arc<Allocator>,
     stats: StatsPage,
     zero_rate: usize,
     decay: Duration,
@@ -58,8 +58,8 @@ pub(super) struct Look {
     lengths: Vec<(usize, usize)>,
 }
 
-impl Keeper {
-    pub fn new(pool: Arc<Pool>, options: &Options) -> Result<Keeper, Errno> {
+impl Background {
+    pub fn new(allocator: Arc<Allocator>, options: &Options) -> Result<Background, Errno> {
         let now = clock::now_ns();
         let look = Look {
             demand: ZeroDemand::default(),
@@ -69,12 +69,12 @@ impl Keeper {
             pressure_ns: now,
             signals: SignalReader::new(),
             idle_left: false,
-            lengths: vec![(0, 0); pool.stacks.cpus()],
+            lengths: vec![(0, 0); allocator.stacks.cpus()],
         };
         let stats = StatsPage::new()?;
         // What is to go back at once goes back at the next look.
         let decay = options.decay.max(2 * ZEROING_PAUSE);
-        Ok(Keeper { pool, stats, zero_rate: options.zero_rate, decay, look: Mutex::new(look) })
+        Ok(Background { allocator, stats, zero_rate: options.zero_rate, decay, look: Mutex::new(look) })
     }
 
     /// Keeps the watcher from looking.
@@ -84,8 +84,8 @@ impl Keeper {
 
     /// Sets dirty frames out for helpers to zero, as much as is worth having. Returns whether zeroes are in demand.
     fn zero_ahead(&self, crew: &FrameCrew, look: &mut Look, now: u64) -> bool {
-        let pool = &self.pool;
-        let wanted = pool.zeroes_wanted.swap(0, Ordering::Relaxed) * PAGE_SIZE;
+        let allocator = &self.allocator;
+        let wanted = allocator.zeroes_wanted.swap(0, Ordering::Relaxed) * PAGE_SIZE;
         if wanted > 0 {
             look.demand.note(wanted, now);
         }
@@ -96,22 +96,23 @@ impl Keeper {
             return false;
         }
         if crew.contended() {
-            pool.pieces.ahead.call_off();
+            allocator.pieces.ahead.call_off();
             return true;
         }
-        let mut missing = goal.saturating_sub(pool.known_zeroed(goal) + pool.pieces.under_way());
+        let mut missing = goal.saturating_sub(allocator.known_zeroed(goal) + allocator.pieces.under_way());
         missing = missing.min(policy::allowance(self.zero_rate, since) / PAGE_SIZE);
         let mut set_out = false;
         // Whole areas first: they are the largest and the coldest. Areas that CPUs are at only where there is nothing else.
         for (least, busy_too) in [(FRAMES, false), (PIECE_LEAST, false), (PIECE_LEAST, true)] {
-            let areas = pool.zones.iter().flat_map(|zone| zone.with_free(pool.tables(), busy_too, look.cursor));
+            let areas =
+                allocator.zones.iter().flat_map(|zone| zone.with_free(allocator.tables(), busy_too, look.cursor));
             for area in areas.take(SCAN_MOST) {
                 if missing == 0 {
                     break;
                 }
-                let counts = pool.tables().areas[area].counts();
+                let counts = allocator.tables().areas[area].counts();
                 if counts.backed && counts.free - counts.zeroed >= least {
-                    let count = pool.set_out(area, missing.min(FRAMES) as u32);
+                    let count = allocator.set_out(area, missing.min(FRAMES) as u32);
                     if count == 0 {
                         // Every slot is taken.
                         break;
@@ -131,15 +132,15 @@ impl Keeper {
 
     /// Empties the stacks of CPUs on which nothing has happened since the last time.
     fn settle_stacks(&self, look: &mut Look) {
-        let pool = &self.pool;
-        let lengths = |cpu: usize| (pool.stacks.len(cpu), pool.zeroed.len(cpu));
+        let allocator = &self.allocator;
+        let lengths = |cpu: usize| (allocator.stacks.len(cpu), allocator.zeroed.len(cpu));
         let last = &look.lengths;
         let idle = |cpu: usize| last[cpu] != (0, 0) && last[cpu] == lengths(cpu);
-        pool.drain(idle);
+        allocator.drain(idle);
         for (cpu, last) in look.lengths.iter_mut().enumerate() {
             let now = lengths(cpu);
             if now == (0, 0) {
-                for stacks in [&pool.stacks, &pool.zeroed] {
+                for stacks in [&allocator.stacks, &allocator.zeroed] {
                     stacks.set_limit(cpu, policy::shrunk(stacks.limit(cpu)));
                 }
             }
@@ -150,21 +151,21 @@ impl Keeper {
     /// Has the memory of free areas given back: of those that were idle since the last time, or of all of them. Returns whether there
     /// is free memory left.
     fn give_back(&self, crew: &FrameCrew, all: bool) -> bool {
-        let pool = &self.pool;
+        let allocator = &self.allocator;
         let mut left = false;
-        for (node, zone) in pool.zones.iter().enumerate() {
-            zone.forget_places(pool.tables());
+        for (node, zone) in allocator.zones.iter().enumerate() {
+            zone.forget_places(allocator.tables());
             let mut run = 0..0;
-            for area in zone.with_free(pool.tables(), false, 0) {
-                if pool.tables().areas[area].hold(all) {
-                    pool.held_areas.fetch_add(1, Ordering::AcqRel);
+            for area in zone.with_free(allocator.tables(), false, 0) {
+                if allocator.tables().areas[area].hold(all) {
+                    allocator.held_areas.fetch_add(1, Ordering::AcqRel);
                     if run.end != area || run.len() == JOB {
                         self.discard(crew, run, node);
                         run = area..area;
                     }
                     run.end = area + 1;
                 } else {
-                    let area = &pool.tables().areas[area];
+                    let area = &allocator.tables().areas[area];
                     area.look();
                     left |= area.is_backed();
                 }
@@ -176,7 +177,7 @@ impl Keeper {
 
     fn discard(&self, crew: &FrameCrew, areas: std::ops::Range<usize>, node: usize) {
         if !areas.is_empty() {
-            let range = self.pool.range_of(areas.start * FRAMES, areas.len() * FRAMES);
+            let range = self.allocator.range_of(areas.start * FRAMES, areas.len() * FRAMES);
             // SAFETY: areas that are held are nobody's until they are reported.
             unsafe { crew.submit(Task { operation: Operation::Discard, range, node, report: true }) };
         }
@@ -185,13 +186,13 @@ impl Keeper {
     /// Gives back everything that is free and returns when it is back, or after a moment if a helper that is at it doesn't run.
     pub fn trim(&self, crew: &FrameCrew) {
         for _ in 0..1000 {
-            self.pool.moving(|| {
-                self.pool.take_zeroing_back();
-                self.pool.drain(|_| true);
+            self.allocator.moving(|| {
+                self.allocator.take_zeroing_back();
+                self.allocator.drain(|_| true);
                 self.give_back(crew, true);
             });
             crew.assist(Operation::Discard, || false);
-            if self.pool.held_areas.load(Ordering::Acquire) + self.pool.pieces.under_way() == 0 {
+            if self.allocator.held_areas.load(Ordering::Acquire) + self.allocator.pieces.under_way() == 0 {
                 break;
             }
             std::thread::sleep(Duration::from_micros(100));
@@ -205,17 +206,17 @@ impl Keeper {
     }
 }
 
-impl Employer for Keeper {
+impl Employer for Background {
     fn finished(&self, task: Task) {
-        let first = (task.range.start - self.pool.base()) / HUGE_PAGE_SIZE;
+        let first = (task.range.start - self.allocator.base()) / HUGE_PAGE_SIZE;
         let count = task.range.len / HUGE_PAGE_SIZE;
-        (first..first + count).for_each(|area| self.pool.tables().discarded(area));
-        self.pool.counters.given_back.add((count * FRAMES) as u64);
-        self.pool.held_areas.fetch_sub(count, Ordering::AcqRel);
+        (first..first + count).for_each(|area| self.allocator.tables().discarded(area));
+        self.allocator.counters.given_back.add((count * FRAMES) as u64);
+        self.allocator.held_areas.fetch_sub(count, Ordering::AcqRel);
     }
 
     fn work_ahead(&self, crew: &FrameCrew) -> bool {
-        let pieces = &self.pool.pieces;
+        let pieces = &self.allocator.pieces;
         let worked = pieces.work(
             |range, revoked| {
                 // SAFETY: frames in a piece are nobody's until it was revoked or is done.
@@ -232,13 +233,13 @@ impl Employer for Keeper {
         );
         // In time for the watcher to set more out.
         if worked && pieces.ahead.ready() <= 2 {
-            crew.ring_watcher();
+            crew.notify_watcher();
         }
         worked
     }
 
     fn watch(&self, crew: &FrameCrew) -> Tick {
-        self.pool.moving(|| self.look(crew))
+        self.allocator.moving(|| self.look(crew))
     }
 
     fn counters(&self) -> &Counters {
@@ -246,23 +247,23 @@ impl Employer for Keeper {
     }
 }
 
-impl Keeper {
+impl Background {
     /// The watcher's look: at what is to be zeroed, to be given back, and on stacks. Says when to look again.
     fn look(&self, crew: &FrameCrew) -> Tick {
-        let pool = &self.pool;
+        let allocator = &self.allocator;
         let now = clock::now_ns();
         let mut look = self.hold();
-        pool.take_in_pieces();
-        let zeroing = self.zero_ahead(crew, &mut look, now) || pool.pieces.under_way() > 0;
-        if let Err(early) = pool.next_look.begin(now) {
+        allocator.take_in_pieces();
+        let zeroing = self.zero_ahead(crew, &mut look, now) || allocator.pieces.under_way() > 0;
+        if let Err(early) = allocator.next_look.begin(now) {
             let early = Duration::from_nanos(early);
             return Tick::Wait(if zeroing { early.min(ZEROING_PAUSE) } else { early });
         }
-        let called = pool.attention.swap(false, Ordering::Relaxed);
+        let called = allocator.attention.swap(false, Ordering::Relaxed);
         if now >= look.pressure_ns {
             look.pressure_ns = now + PRESSURE_PAUSE.as_nanos() as u64;
             if Self::pressed(&mut look, now) {
-                pool.drain(|_| true);
+                allocator.drain(|_| true);
                 self.give_back(crew, true);
             }
         }
@@ -274,11 +275,15 @@ impl Keeper {
         let until_decay = Duration::from_nanos(look.decay_ns.saturating_sub(now));
         if zeroing || called || look.idle_left {
             let pause = if zeroing { ZEROING_PAUSE } else { PRESSURE_PAUSE.min(until_decay) };
-            pool.next_look.again_at(now + pause.as_nanos() as u64);
+            allocator.next_look.again_at(now + pause.as_nanos() as u64);
             return Tick::Wait(pause);
         }
         // What is free on a stack, or was when nobody looked, is found at the next decay.
-        let rest = if pool.nothing_backed() { REST } else { until_decay };
-        if pool.next_look.rest(|| pool.attention.load(Ordering::Relaxed)) { Tick::Wait(rest) } else { Tick::Again }
+        let rest = if allocator.nothing_backed() { REST } else { until_decay };
+        if allocator.next_look.rest(|| allocator.attention.load(Ordering::Relaxed)) {
+            Tick::Wait(rest)
+        } else {
+            Tick::Again
+        }
     }
 }

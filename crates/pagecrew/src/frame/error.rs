@@ -1,6 +1,6 @@
 //! What can go wrong.
 
-use super::pool::Places;
+use super::allocator::Places;
 use crate::region::AllocateError;
 use crate::sys::Errno;
 use std::fmt;

@@ -2,9 +2,9 @@
 
 use super::Frames;
 use super::GIANT_ORDER;
+use super::allocator::{ALLOCATED, Allocator};
 use super::area::{FRAMES, WHOLE, WORD, WORDS};
 use super::background::Look;
-use super::pool::{ALLOCATED, Pool};
 use super::zone::GIANT_AREAS;
 use crate::crew::ForkGuard;
 use std::sync::MutexGuard;
@@ -38,13 +38,13 @@ impl FrameForkGuard<'_> {
         // SAFETY: by the function's own contract.
         unsafe {
             self.frames.crew.forget_helpers();
-            self.frames.pool.after_fork();
+            self.frames.allocator.after_fork();
         }
         self.frames.crew.watch();
     }
 }
 
-impl Pool {
+impl Allocator {
     /// In a forked child: makes every frame free that no program has. Threads of the parent may have had frames in their hands or been
     /// in the middle of anything; what the program has is in the bytes.
     ///

@@ -43,6 +43,7 @@
 //!
 //! Sources: fast per-CPU and bulk page allocation (Mel Gorman, 2017), PG_zero (Liang Li, 2020), LLFree (Wrenger and others, 2023).
 
+mod allocator;
 mod area;
 mod background;
 mod error;
@@ -50,7 +51,6 @@ mod fork;
 mod handle;
 mod pieces;
 mod policy;
-mod pool;
 mod runs;
 mod shortage;
 mod stats;
@@ -58,18 +58,18 @@ mod table;
 mod tree;
 mod zone;
 
+pub use allocator::Places;
 pub use error::{BuildError, FreeError, OutOfFrames, Problem};
 pub use fork::FrameForkGuard;
 pub use handle::Frame;
-pub use pool::Places;
 pub use stats::{Stats, ZoneStats};
 
 use crate::crew::Crew;
 use crate::region::Region;
 use crate::sys::topology::Topology;
 use crate::sys::{PAGE_SIZE, sched};
-use background::{FrameCrew, Keeper};
-use pool::Pool;
+use allocator::Allocator;
+use background::{Background, FrameCrew};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -107,9 +107,9 @@ impl Default for Options {
 /// Frames are known by their numbers, from 0 up to the limit; [`Frames::address`] says where one is. When this is dropped, their memory
 /// goes back to the region, whether they were freed or not.
 pub struct Frames {
-    // Before the pool: its threads use it.
+    // Before the allocator: its threads use it.
     crew: FrameCrew,
-    pool: Arc<Pool>,
+    allocator: Arc<Allocator>,
 }
 
 impl fmt::Debug for Frames {
@@ -132,13 +132,13 @@ impl Frames {
     /// # Errors
     /// As [`Frames::new`].
     pub fn with(region: Arc<Region>, options: Options, topology: Topology) -> Result<Frames, BuildError> {
-        let pool = Arc::new(Pool::new(region, &options, &topology)?);
-        let keeper = Keeper::new(pool.clone(), &options)?;
-        let crew = Crew::new(keeper, options.helpers, sched::affinity().unwrap_or_default(), topology);
-        pool.connect(crew.watcher_bell());
+        let allocator = Arc::new(Allocator::new(region, &options, &topology)?);
+        let background = Background::new(allocator.clone(), &options)?;
+        let crew = Crew::new(background, options.helpers, sched::affinity().unwrap_or_default(), topology);
+        allocator.connect(crew.watcher_events());
         // From now on, so that nobody has to start it in a signal handler. Without it, nothing is zeroed ahead or given back.
         crew.watch();
-        Ok(Frames { crew, pool })
+        Ok(Frames { crew, allocator })
     }
 
     /// A frame; its contents are undefined.
@@ -148,7 +148,7 @@ impl Frames {
     #[cfg_attr(debug_assertions, track_caller)]
     #[inline(always)]
     pub fn alloc(&self) -> Result<u32, OutOfFrames> {
-        self.pool.alloc()
+        self.allocator.alloc()
     }
 
     /// A frame that is zero.
@@ -158,7 +158,7 @@ impl Frames {
     #[cfg_attr(debug_assertions, track_caller)]
     #[inline(always)]
     pub fn alloc_zeroed(&self) -> Result<u32, OutOfFrames> {
-        self.pool.alloc_zeroed()
+        self.allocator.alloc_zeroed()
     }
 
     /// Gives a frame back.
@@ -172,7 +172,7 @@ impl Frames {
     #[cfg_attr(debug_assertions, track_caller)]
     #[inline(always)]
     pub unsafe fn free(&self, frame: u32) -> Result<(), FreeError> {
-        self.pool.free(frame)
+        self.allocator.free(frame)
     }
 
     /// Fills `into` with the numbers of frames; their contents are undefined. Returns how many there were: fewer only when every frame
@@ -180,7 +180,7 @@ impl Frames {
     #[cfg_attr(debug_assertions, track_caller)]
     #[inline(always)]
     pub fn alloc_bulk(&self, into: &mut [u32]) -> usize {
-        self.pool.alloc_bulk(into)
+        self.allocator.alloc_bulk(into)
     }
 
     /// Gives frames back.
@@ -193,7 +193,7 @@ impl Frames {
     #[cfg_attr(debug_assertions, track_caller)]
     #[inline(always)]
     pub unsafe fn free_bulk(&self, frames: &[u32]) -> Result<(), FreeError> {
-        self.pool.free_bulk(frames)
+        self.allocator.free_bulk(frames)
     }
 
     /// `1 << order` frames in a row, aligned to their size: orders 0 to [`AREA_ORDER`] (2 MiB), and [`GIANT_ORDER`] (1 GiB). Returns
@@ -203,7 +203,7 @@ impl Frames {
     /// [`OutOfFrames`] when there is no such run, and for other orders.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc_order(&self, order: u32) -> Result<u32, OutOfFrames> {
-        self.pool.alloc_order(order, false)
+        self.allocator.alloc_order(order, false)
     }
 
     /// As [`Frames::alloc_order`]; the frames are zero.
@@ -212,7 +212,7 @@ impl Frames {
     /// As [`Frames::alloc_order`].
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc_order_zeroed(&self, order: u32) -> Result<u32, OutOfFrames> {
-        self.pool.alloc_order(order, true)
+        self.allocator.alloc_order(order, true)
     }
 
     /// Gives frames back that were allocated together.
@@ -224,7 +224,7 @@ impl Frames {
     /// [`FreeError`] if `frame` is not the first of a run that was allocated with this order.
     #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn free_order(&self, frame: u32, order: u32) -> Result<(), FreeError> {
-        self.pool.free_order(frame, order)
+        self.allocator.free_order(frame, order)
     }
 
     /// A frame that frees itself.
@@ -251,27 +251,27 @@ impl Frames {
     /// If there is no frame of this number.
     #[inline]
     pub fn address(&self, frame: u32) -> NonNull<u8> {
-        assert!(frame < self.pool.frames(), "there are {} frames, and no frame {frame}", self.pool.frames());
-        NonNull::new((self.pool.base() + frame as usize * PAGE_SIZE) as *mut u8)
+        assert!(frame < self.allocator.frames(), "there are {} frames, and no frame {frame}", self.allocator.frames());
+        NonNull::new((self.allocator.base() + frame as usize * PAGE_SIZE) as *mut u8)
             .expect("nothing is mapped at address 0")
     }
 
     /// The frame that `address` lies in; `None` if that is none of these.
     #[inline]
     pub fn number(&self, address: *const u8) -> Option<u32> {
-        let frame = (address as usize).checked_sub(self.pool.base())? / PAGE_SIZE;
-        u32::try_from(frame).ok().filter(|&frame| frame < self.pool.frames())
+        let frame = (address as usize).checked_sub(self.allocator.base())? / PAGE_SIZE;
+        u32::try_from(frame).ok().filter(|&frame| frame < self.allocator.frames())
     }
 
     /// The counters. The background is held still meanwhile.
     pub fn stats(&self) -> Stats {
         let _still = self.crew.employer().hold();
-        Stats { metadata: self.pool.metadata(), ..self.pool.stats() }
+        Stats { metadata: self.allocator.metadata(), ..self.allocator.stats() }
     }
 
     /// The number of zones: one for each NUMA node.
     pub fn zones(&self) -> usize {
-        self.pool.zones.len()
+        self.allocator.zones.len()
     }
 
     /// The figures of one zone.
@@ -279,12 +279,12 @@ impl Frames {
     /// # Panics
     /// If there is no zone of this number.
     pub fn zone_stats(&self, zone: usize) -> ZoneStats {
-        self.pool.zone_stats(zone)
+        self.allocator.zone_stats(zone)
     }
 
     /// Puts what is on the CPUs' stacks back into the zones.
     pub fn drain(&self) {
-        self.pool.drain(|_| true);
+        self.allocator.drain(|_| true);
     }
 
     /// Gives the memory of everything back that is free, and returns when it is back, or after a moment where a helper that is at it

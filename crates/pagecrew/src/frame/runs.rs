@@ -1,14 +1,14 @@
 //! Frames in a row: orders 1 to 9, and 1 GiB. They come from the zones at once, and go back there.
 
 use super::GIANT_ORDER;
+use super::allocator::{ALLOCATED, Allocator};
 use super::area::{FRAMES, WHOLE};
 use super::error::{FreeError, OutOfFrames};
-use super::pool::{ALLOCATED, Pool};
 use super::zone::GIANT_AREAS;
 use crate::sys::zero::{self, Use};
 use std::sync::atomic::Ordering;
 
-impl Pool {
+impl Allocator {
     /// Allocates `1 << order` frames in a row.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc_order(&self, order: u32, want_zeroes: bool) -> Result<u32, OutOfFrames> {

@@ -1,15 +1,15 @@
 //! When nothing is left: free frames are fetched from wherever they are but can't be had.
 
+use super::allocator::{Allocator, ZEROED};
 use super::area::Taken;
 use super::error::OutOfFrames;
-use super::pool::{Pool, ZEROED};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How long an allocation waits for memory that is being zeroed or given back before it says that there is none.
 const LAST_RESORT: Duration = Duration::from_millis(100);
 
-impl Pool {
+impl Allocator {
     /// Has `work` move free frames about: nobody is told meanwhile that there are none.
     pub fn moving<T>(&self, work: impl FnOnce() -> T) -> T {
         self.moving.fetch_add(1, Ordering::AcqRel);

@@ -1,7 +1,7 @@
 //! The counters: how many frames there are of which kind.
 
+use super::allocator::Allocator;
 use super::area::FRAMES;
-use super::pool::Pool;
 
 /// How many frames there are of which kind, and what was done with them. While other threads allocate, the figures are of slightly different
 /// moments; otherwise `open` is the sum of `allocated`, `free`, `stacked`, `zeroing` and `giving_back`.
@@ -65,7 +65,7 @@ pub struct ZoneStats {
     pub free_areas: usize,
 }
 
-impl Pool {
+impl Allocator {
     /// Bytes of book-keeping when everything is in use.
     pub fn metadata(&self) -> usize {
         self.states.size() + self.areas.size() + self.trees.size() + self.stacks.size() + self.zeroed.size()

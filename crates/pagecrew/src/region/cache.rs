@@ -170,7 +170,7 @@ impl CpuCaches {
     }
 
     /// A span for `size` bytes that waits on this CPU, if there is one: no lock, no system call, and `errno` stays as it is. `None` as well
-    /// without restartable sequences, where [`CpuCaches::take_slowly`] may have one.
+    /// without restartable sequences, where [`Region::allocate`](super::Region::allocate) may find one.
     #[inline(always)]
     pub fn take(&self, size: usize) -> Option<Taken> {
         let (page, line) = self.stacks.pop(classes::class_for(size))?;

@@ -6,10 +6,10 @@ use super::arena::{self, Arena, ZONE_ALIGN};
 use super::cache::{ARENA_MOST, CpuCaches};
 use super::classes::{self, ALIGNED_LEAST};
 use super::density::Density;
+use super::hook::{self, HookSlot};
 use super::options::Options;
 use super::page_map::PageMap;
 use super::retention::Retention;
-use super::rider::{self, Seat};
 use super::spans::{Grant, Marks, Pieces, Request, Segment, SpanMap, State, Want};
 use super::zeroing::Zeroing;
 use crate::crew::ahead::Revoked;
@@ -74,7 +74,7 @@ pub struct Core {
     pub(super) retention: Retention,
     pub(super) zeroing: Zeroing,
     pub(super) density: Density,
-    pub(super) seat: Seat,
+    pub(super) hook: HookSlot,
     /// The machine's memory, and the largest request that heuristic overcommit would grant, in bytes.
     machine: usize,
     largest: usize,
@@ -283,7 +283,7 @@ impl Core {
             retention,
             zeroing: Zeroing::new(),
             density: Density::new(),
-            seat: Seat::default(),
+            hook: HookSlot::default(),
             machine: total,
             largest,
             guards,
@@ -379,7 +379,7 @@ impl Core {
         }
         let exact = crate::sys::round_up(size, PAGE_SIZE)?;
         let (len, class) = classes::span_for(size)?;
-        Some(if self.counts_every_page() { (exact, 0) } else { (len, class) })
+        Some(if self.limits().counts_every_page(self.in_use()) { (exact, 0) } else { (len, class) })
     }
 
     /// Whether a span of `len` bytes should come from memory with huge pages.
@@ -671,7 +671,7 @@ impl Core {
         unsafe {
             self.retention.after_fork(&self.options);
             self.zeroing.after_fork();
-            self.seat.after_fork();
+            self.hook.after_fork();
             let _ = self.stats.detach();
         }
         // SAFETY: by the function's own contract.
@@ -726,7 +726,7 @@ impl Employer for Core {
     }
 
     fn watch(&self, crew: &RegionCrew) -> Tick {
-        rider::sooner(self.look(crew), self.ride())
+        hook::sooner(self.look(crew), self.run_hook())
     }
 
     fn counters(&self) -> &Counters {

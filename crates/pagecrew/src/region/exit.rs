@@ -143,13 +143,13 @@ impl Region {
                 unsafe { self.crew.run(Task { operation: Operation::Discard, range: *range, node: 0, report: false }) };
             }
         }
-        self.hurry_helpers();
+        self.boost_helpers();
     }
 
     /// Lets helpers that are at work have CPU time soon, where the user may: a process can't end before each of its threads has had
     /// some, and those of the idle class wait for it while others want the CPUs.
-    pub fn hurry_helpers(&self) {
-        self.crew.hurry();
+    pub fn boost_helpers(&self) {
+        self.crew.boost_all();
     }
 
     /// Holds the zones and the crew while threads are stopped, so that none of them stops inside a lock that is needed later;

@@ -26,21 +26,22 @@ mod classes;
 mod core;
 mod density;
 mod exit;
+mod hook;
+mod limits;
 mod links;
 mod options;
 pub mod page_map;
 pub mod policy;
 mod resize;
 mod retention;
-mod rider;
 pub(crate) mod signals;
 pub mod spans;
 #[cfg(test)]
 mod tests;
 mod zeroing;
 
+pub use hook::Hook;
 pub use options::{NAMES, Name, OptionError, Options, Trim};
-pub use rider::Rider;
 
 pub use resize::ResizeError;
 
@@ -289,7 +290,7 @@ impl Region {
         if core.wants_look() {
             core.wake(&self.crew, 0);
         }
-        self.call_rider(len);
+        self.call_hook(len);
         Ok(Self::pointer(span.start))
     }
 
@@ -299,18 +300,18 @@ impl Region {
         self.crew.dismiss();
     }
 
-    /// Has the watcher take `rider` along from now on, if it has none yet.
-    pub fn take_along(&self, rider: Box<dyn Rider>) -> bool {
-        self.core().seat.take(rider)
+    /// Has the watcher call `hook` from now on, if it has none yet.
+    pub fn set_hook(&self, hook: Box<dyn Hook>) -> bool {
+        self.core().hook.take(hook)
     }
 
-    /// Has the watcher call the rider, which may have work besides spans.
-    pub fn wake_rider(&self) {
-        self.call_rider(HUGE_PAGE_SIZE);
+    /// Has the watcher call the hook, which may have work besides spans.
+    pub fn wake_hook(&self) {
+        self.call_hook(HUGE_PAGE_SIZE);
     }
 
-    fn call_rider(&self, usable: usize) {
-        if self.core().seat.call(usable) {
+    fn call_hook(&self, usable: usize) {
+        if self.core().hook.call(usable) {
             self.crew.watch();
         }
     }
@@ -501,7 +502,7 @@ impl Region {
             if core.discarding() == 0 || clock::now_ns() > deadline {
                 break;
             }
-            self.crew.hurry();
+            self.crew.boost_all();
             std::thread::sleep(Duration::from_micros(100));
         }
     }

@@ -1,20 +1,19 @@
 //! Retention at work: what the policy decides is done with memory that was freed, on the program's own threads and by the watcher.
 
 use super::core::{Core, RegionCrew, Zone, lock};
+use super::limits::Limits;
 use super::options::Options;
-use super::policy::{LowWater, Signals, expected_growth, first_peak, slack};
+use super::policy::{LowWater, expected_growth, first_peak};
 use super::signals::SignalReader;
 use crate::crew::look::NextLook;
 use crate::crew::{Employer, Operation, Task, Tick};
 use crate::sys::{clock, memory};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Memory that is retained without a watcher: less than a new thread is worth.
 const UNWATCHED: usize = 4 << 20;
-/// A program that has less in use may have spans a little longer than what it asked for before anybody has looked at its limits.
-const UNLOOKED_MOST: usize = 32 << 20;
 /// The longest pause between two looks at the signals while something is retained.
 const MOST_PAUSE: Duration = Duration::from_millis(20);
 /// The shortest one: near a limit of the machine or the control group, and where little is retained.
@@ -32,9 +31,6 @@ const AWAIT_MOST_NS: u64 = 100_000_000;
 const AWAIT_STEP: Duration = Duration::from_micros(20);
 /// The backlog of memory on its way back may always be this long.
 const BACKLOG_LEAST: usize = 64 << 20;
-
-/// What may be there beyond the target is at most this part of what is left below the control group's limit.
-const ROOM_SHARE: usize = 16;
 
 /// What the watcher remembers.
 struct Watch {
@@ -76,16 +72,7 @@ pub(super) struct Retention {
     target: AtomicUsize,
     last_call_ns: AtomicU64,
     next_look: NextLook,
-    /// Whether a limit is near; until somebody has looked, it may be.
-    near_limit: AtomicBool,
-    /// Whether somebody has looked.
-    looked: AtomicBool,
-    /// Bytes that the control group had left below its limit at the last look.
-    room: AtomicUsize,
-    /// What may be in use below that limit, if all of it has pages.
-    most_in_use: AtomicUsize,
-    /// Whether the control group has no room for memory that waits for its way back.
-    cramped: AtomicBool,
+    pub limits: Limits,
     watch: Mutex<Watch>,
 }
 
@@ -101,11 +88,7 @@ impl Retention {
             target: AtomicUsize::new(0),
             last_call_ns: AtomicU64::new(now),
             next_look: NextLook::new(),
-            near_limit: AtomicBool::new(true),
-            looked: AtomicBool::new(false),
-            room: AtomicUsize::new(usize::MAX),
-            most_in_use: AtomicUsize::new(usize::MAX),
-            cramped: AtomicBool::new(false),
+            limits: Limits::new(),
             watch: Mutex::new(Watch::new(options, now)),
         };
         if options.helpers == Some(0) {
@@ -125,15 +108,8 @@ impl Retention {
     /// program's threads.
     fn look_once(&self) {
         if let Some(signals) = lock(&self.watch).signals.read(0, clock::now_ns()) {
-            self.note_room(&signals);
+            self.limits.note_room(&signals);
         }
-    }
-
-    fn note_room(&self, signals: &Signals) {
-        let room = signals.group.map_or(usize::MAX, |group| group.limit.saturating_sub(group.used) as usize);
-        self.room.store(room, Ordering::Relaxed);
-        // What is in use may have no pages yet.
-        self.most_in_use.store(room.saturating_add(signals.resident), Ordering::Relaxed);
     }
 
     /// In a forked child: nothing is retained, and nothing is known of it yet.
@@ -148,14 +124,8 @@ impl Retention {
         self.resident_at_start.store(0, Ordering::Relaxed);
         self.target.store(0, Ordering::Relaxed);
         self.next_look.reset();
-        self.cramped.store(false, Ordering::Relaxed);
-        self.near_limit.store(true, Ordering::Relaxed);
-        self.looked.store(false, Ordering::Relaxed);
         // Without a watcher, nobody reads it again.
-        if options.helpers != Some(0) {
-            self.room.store(usize::MAX, Ordering::Relaxed);
-            self.most_in_use.store(usize::MAX, Ordering::Relaxed);
-        }
+        self.limits.after_fork(options.helpers == Some(0));
     }
 }
 
@@ -176,7 +146,7 @@ impl Core {
                 .peak_live
                 .fetch_max(first_peak(at_start, memory::peak_resident(), in_use), Ordering::Relaxed);
         }
-        if self.retention.cramped.load(Ordering::Relaxed) {
+        if self.cramped() {
             return 0;
         }
         let bound = self.options.retain.unwrap_or(self.machine() / 2);
@@ -202,8 +172,7 @@ impl Core {
         self.sum_up_own();
         // A program that once had as much as its group's limit leaves room for may have it again before the next look. One that touches little
         // of what it has is judged by what it has resident, when the watcher looks.
-        let most = self.retention.most_in_use.load(Ordering::Relaxed);
-        if self.resident_peak() > most - most / ROOM_SHARE && !self.cramped() {
+        if !self.cramped() && self.limits().fills_group(self.resident_peak()) {
             self.set_cramped(true);
         }
         let target = self.target_after_free(freed);
@@ -226,43 +195,28 @@ impl Core {
         self.retention.peak_in_use.load(Ordering::Relaxed).saturating_sub(self.in_use())
     }
 
-    /// What may be there beyond the target: without pressure, little; near a limit, nothing.
+    /// What may be there beyond the target.
     fn slack(&self) -> usize {
-        let none = self.near_limit() || self.cramped() || self.options.retain == Some(0);
-        let slack = slack(self.retention.peak_in_use.load(Ordering::Relaxed));
-        // A program that grows towards its group's limit may be there before the next look.
-        if none { 0 } else { slack.min(self.retention.room.load(Ordering::Relaxed) / ROOM_SHARE) }
+        let peak = self.retention.peak_in_use.load(Ordering::Relaxed);
+        if self.options.retain == Some(0) { 0 } else { self.limits().slack(peak) }
     }
 
-    /// Whether the control group has no room for more than what the program asks for: spans have just that length then, those of which a
-    /// huge page would bring more have small pages, and none waits in a cache.
+    pub fn limits(&self) -> &Limits {
+        &self.retention.limits
+    }
+
+    /// See [`Limits::cramped`].
     pub fn cramped(&self) -> bool {
-        self.retention.cramped.load(Ordering::Relaxed)
+        self.limits().cramped()
     }
 
-    /// Whether a limit is near, or nobody knows.
-    pub fn near_limit(&self) -> bool {
-        self.retention.near_limit.load(Ordering::Relaxed)
-    }
-
-    /// Whether every page counts, those in the middle of huge pages included.
-    fn short_of_room(&self) -> bool {
-        self.cramped() || (self.near_limit() && self.retention.looked.load(Ordering::Relaxed))
-    }
-
-    /// Whether a span may not be longer than what was asked for: there is no room, or nobody has looked yet whether there is, and the
-    /// program is large enough for that to matter.
-    pub fn counts_every_page(&self) -> bool {
-        self.cramped() || (self.near_limit() && self.in_use() >= UNLOOKED_MOST)
-    }
-
-    /// Whether the program is so large that its limits matter, and nobody has looked at them.
+    /// See [`Limits::wants_look`].
     pub fn wants_look(&self) -> bool {
-        !self.retention.looked.load(Ordering::Relaxed) && self.in_use() >= UNLOOKED_MOST
+        self.limits().wants_look(self.in_use())
     }
 
     fn set_cramped(&self, cramped: bool) {
-        let before = self.retention.cramped.swap(cramped, Ordering::Relaxed);
+        let before = self.limits().set_cramped(cramped);
         if cramped != before {
             self.caches.set_open(self.may_cache() && !cramped);
         }
@@ -291,10 +245,9 @@ impl Core {
         watch.signals.read_anew();
         // A program that has only grown so far may grow up to its group's limit: not a page may be missing then.
         let grows = read.is_some_and(|signals| signals.group.is_some());
-        self.retention.near_limit.store(grows || watch.signals.near_limit(), Ordering::Relaxed);
-        self.retention.looked.store(true, Ordering::Relaxed);
+        self.limits().set_near(grows || watch.signals.near_limit());
         if let Some(signals) = read {
-            self.retention.note_room(&signals);
+            self.limits().note_room(&signals);
             self.set_cramped(signals.cramped(self.retention.peak_live.load(Ordering::Relaxed).max(signals.resident)));
         }
     }
@@ -309,10 +262,9 @@ impl Core {
         let still_there = before.0 + backlog;
         // Without /proc, nothing is known of the program, and nothing is retained.
         let read = watch.signals.read(still_there, now);
-        self.retention.near_limit.store(watch.signals.near_limit(), Ordering::Relaxed);
-        self.retention.looked.store(true, Ordering::Relaxed);
+        self.limits().set_near(watch.signals.near_limit());
         if let Some(signals) = &read {
-            self.retention.note_room(signals);
+            self.limits().note_room(signals);
             // A program that is busy may not be seen at rest for long, and what it had live it may have again.
             if signals.cramped(self.retention.peak_live.load(Ordering::Relaxed)) {
                 self.set_cramped(true);
@@ -360,7 +312,7 @@ impl Core {
             while self.retained() > target {
                 let Some(mut inner) = zone.lock_unless(&self.forking) else { return sum };
                 let excess = self.retained().saturating_sub(target);
-                let Some((offset, len)) = inner.map.begin_discard(excess, self.short_of_room()) else { break };
+                let Some((offset, len)) = inner.map.begin_discard(excess, self.limits().short_of_room()) else { break };
                 self.publish(zone, &mut inner);
                 drop(inner);
                 self.discard(crew, zone, offset, len);
@@ -381,7 +333,7 @@ impl Core {
             self.discard_down_to(crew, target + slack / 4 * 3, Some(zone));
         }
         // Touching is slower than giving back, so the caller helps a little rather than wait for a helper that may not run.
-        let bound = if self.near_limit() { 0 } else { slack.max(ROOM_BACKLOG) };
+        let bound = if self.limits().near() { 0 } else { slack.max(ROOM_BACKLOG) };
         self.bound_backlog(crew, bound);
         if self.cramped() {
             self.await_discards(clock::now_ns());
@@ -407,7 +359,7 @@ impl Core {
     /// bound or nothing is to be retained at all.
     pub fn discard(&self, crew: &RegionCrew, zone: &Zone, offset: usize, len: usize) {
         let task = Task { operation: Operation::Discard, range: zone.at(offset, len), node: zone.node, report: true };
-        if self.options.retain == Some(0) || self.retention.cramped.load(Ordering::Relaxed) {
+        if self.options.retain == Some(0) || self.cramped() {
             // SAFETY: a range in state `Discarding` is used by nobody until it was reported as finished.
             unsafe { crew.run(task) };
             return;
@@ -423,8 +375,7 @@ impl Core {
     pub fn wake(&self, crew: &RegionCrew, freed: usize) {
         let zeroes = self.worth_zeroing(freed);
         // Room may come back: the limit is raised, others leave the group.
-        let worth_watching =
-            self.retained() >= UNWATCHED || self.retention.cramped.load(Ordering::Relaxed) || self.wants_look();
+        let worth_watching = self.retained() >= UNWATCHED || self.cramped() || self.wants_look();
         if (zeroes || (worth_watching && self.retention.next_look.rests())) && !crew.watch() {
             self.discard_down_to(crew, UNWATCHED, None);
         }
@@ -446,7 +397,7 @@ impl Core {
         let least = self.retention.least_retained.swap(retained, Ordering::Relaxed).min(retained);
         watch.low_water.note(least, now);
         watch.low_water.note(retained, now);
-        if retained + backlog == 0 && !self.retention.cramped.load(Ordering::Relaxed) {
+        if retained + backlog == 0 && !self.cramped() {
             if self.wants_look() {
                 self.look_at_limits(&mut watch, now);
             }
@@ -493,7 +444,7 @@ impl Core {
     /// When the watcher should look next.
     fn pause(&self, crew: &RegionCrew, now: u64) -> Tick {
         let active = now < self.retention.last_call_ns.load(Ordering::Relaxed) + ACTIVE_NS;
-        let cramped = active && self.retention.cramped.load(Ordering::Relaxed);
+        let cramped = active && self.cramped();
         if self.watched(crew) == 0 && !cramped {
             return if self.retention.next_look.rest(|| self.watched(crew) > 0) { Tick::Rest } else { Tick::Again };
         }

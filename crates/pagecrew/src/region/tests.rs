@@ -156,15 +156,18 @@ fn without_retention_memory_is_back_when_free_returns() {
 
 #[test]
 fn retained_memory_decays_without_a_call() {
-    let region = region(|options| options.decay = Duration::from_millis(400));
-    let span = region.allocate(256 * MIB, 1).unwrap();
-    bytes(span, 256 * MIB).fill(1);
-    free(&region, span);
-    assert_eq!(region.snapshot().bytes().retained_dirty, 256 << 20);
-    eventually("it is reserved again", Duration::from_secs(20), || {
-        let states = region.snapshot().bytes();
-        states.reserved == states.total()
-    });
+    // Little as well as much: many processes with little of it have much together.
+    for size in [8 * MIB, 24 * MIB, 256 * MIB] {
+        let region = region(|options| options.decay = Duration::from_millis(400));
+        let span = region.allocate(size, 1).unwrap();
+        bytes(span, size).fill(1);
+        free(&region, span);
+        assert!(region.snapshot().bytes().retained_dirty >= size as u64);
+        eventually("it is reserved again", Duration::from_secs(20), || {
+            let states = region.snapshot().bytes();
+            states.reserved == states.total()
+        });
+    }
 }
 
 #[test]
@@ -212,6 +215,24 @@ fn resizing_keeps_contents_in_place_and_moved() {
     let wrong = NonNull::<u8>::dangling();
     // SAFETY: a foreign pointer is refused.
     assert_eq!(unsafe { region.resize(wrong, MIB) }, Err(ResizeError::Pointer(PointerError::Foreign(1))));
+}
+
+#[test]
+fn growing_makes_room_for_what_it_needs() {
+    let region = region(|_| {});
+    let first = region.allocate(256 * MIB, 1).unwrap();
+    bytes(first, 256 * MIB).fill(1);
+    let span = region.allocate(100 * MIB, 1).unwrap();
+    bytes(span, 100 * MIB).fill(2);
+    free(&region, first);
+    // SAFETY: the test's own span.
+    let span = unsafe { region.resize(span, 340 * MIB) }.unwrap();
+    bytes(span, 340 * MIB).fill(3);
+    let states = region.snapshot().bytes();
+    // The peak was 356 MiB, and a twenty-fourth part of it may be there beyond.
+    let backed = states.in_use + states.retained_dirty + states.retained_zeroed;
+    assert!(backed <= 375 << 20, "{} MiB backed", backed >> 20);
+    free(&region, span);
 }
 
 #[test]

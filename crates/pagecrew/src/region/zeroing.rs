@@ -143,7 +143,7 @@ impl Core {
         if !self.options.zero {
             return;
         }
-        if crew.contended() || self.near_limit() || self.cramped() {
+        if crew.contended() || self.limits().near() || self.cramped() {
             // Nobody will take it soon, or it may have to go back at any moment.
             self.call_off_zeroing();
             return;
@@ -239,7 +239,7 @@ impl Core {
         let worked = self.zeroing.ahead.work(|_, range, revoked| self.zero_piece(range, revoked));
         // In time for the watcher to set more out.
         if worked && self.zeroing.ahead.ready() <= 2 {
-            crew.ring_watcher();
+            crew.notify_watcher();
         }
         worked
     }

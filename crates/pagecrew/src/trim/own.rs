@@ -6,7 +6,7 @@ use super::shortage;
 use super::tally::Tally;
 use super::target::{Mapping, MappingKind, Other, Target, TargetError};
 use super::trimmer::{Clock, Kernel, Step, Trimmer};
-use crate::region::{Region, Rider};
+use crate::region::{Hook, Region};
 use crate::stats::Counters;
 use crate::sys::memory::{self, Advice, Range};
 use crate::sys::pagemap::{Category, HugeKind, Pagemap};
@@ -91,11 +91,11 @@ impl Target for Own {
 
 /// One of this process's regions has only itself to trim.
 const OWN: Id = Id { pid: 0, start_ticks: 0 };
-/// Turns of a ride: a few milliseconds.
+/// Turns of a call: a few milliseconds.
 const TURNS: usize = 4;
 const LEAST_PAUSE: Duration = Duration::from_millis(1);
 
-/// Trims a region's spans as long as they are in use, with the region's watcher as its thread: see [`Region::take_along`].
+/// Trims a region's spans as long as they are in use, with the region's watcher as its thread: see [`Region::set_hook`].
 ///
 /// Source: the kernel's own shrinker ("split underutilized THPs", 2024), which only begins when memory is short.
 pub struct SpanTrimmer {
@@ -128,12 +128,12 @@ impl SpanTrimmer {
     }
 }
 
-impl Rider for SpanTrimmer {
+impl Hook for SpanTrimmer {
     fn has_more(&self) -> bool {
         self.more.is_some()
     }
 
-    fn ride(&self, spans: &dyn Fn() -> Vec<Range>, counters: &Counters) -> Option<Duration> {
+    fn run(&self, spans: &dyn Fn() -> Vec<Range>, counters: &Counters) -> Option<Duration> {
         if self.when_short && !shortage::is_short(procfs::memory_info().ok(), cgroup::memory()) {
             return Some(SHORT_INTERVAL);
         }
@@ -233,8 +233,8 @@ mod tests {
     fn a_rider_trims_what_is_allocated_while_it_rides() {
         let region = region();
         let options = Options { interval: Duration::from_millis(50), cpu: None, ..Options::default() };
-        assert!(region.take_along(Box::new(SpanTrimmer::new(options.clone()))));
-        assert!(!region.take_along(Box::new(SpanTrimmer::new(options))));
+        assert!(region.set_hook(Box::new(SpanTrimmer::new(options.clone()))));
+        assert!(!region.set_hook(Box::new(SpanTrimmer::new(options))));
         let Some(live) = sparse_and_dense(&region) else { return };
         let deadline = Instant::now() + Duration::from_secs(60);
         while region.snapshot().counter("trimmed_huge_pages") < PAGES as u64 / 2 {
@@ -261,7 +261,7 @@ mod tests {
         let counters = Counters::default();
         let deadline = Instant::now() + Duration::from_secs(60);
         while counters.trimmed_huge_pages.get() < PAGES as u64 / 2 {
-            assert!(trimmer.ride(&Vec::new, &counters).is_some() && Instant::now() < deadline);
+            assert!(trimmer.run(&Vec::new, &counters).is_some() && Instant::now() < deadline);
         }
         check([sparse, dense]);
     }

@@ -37,7 +37,7 @@ fn pair(setting: &Setting, report: &mut Report, kind: SmallKind, threads: usize,
     }
     let contestants = [setting.ours.clone().over(below), below.clone()];
     // A difference of 2 % needs more rounds than others.
-    let results = alternate(report, &case, setting.repetitions() + 4, &contestants, |contestant| {
+    let results = alternate(report, &case, 3 * setting.repetitions(), &contestants, |contestant| {
         program::run(&mut worker(contestant, &["small", name, &threads.to_string(), &TIME_NS.to_string()]))?.figures()
     })?;
     let comparison = |_: &Contestant| Comparison::new(BENCH, &case, "ns").bar(Bar::Ratio(LEAST));

@@ -1,4 +1,4 @@
-//! The pool: a stack of frames for each CPU before the zones, and a byte for each frame that says whether somebody has it.
+//! The allocator: a stack of frames for each CPU before the zones, and a byte for each frame that says whether somebody has it.
 //!
 //! **Life of a frame.** Its bit in its area says *used* from the moment that it leaves the zone, whether for a CPU's stack or for a
 //! program. Its byte says *allocated* while a program has it, so that a second `free` is seen at once. On a stack, a flag in the number
@@ -13,7 +13,7 @@ use super::policy;
 use super::table::Table;
 use super::tree::{TREE, Tree};
 use super::zone::{self, GIANT_AREAS, Tables, Zone};
-use crate::crew::bell::Bell;
+use crate::crew::eventcount::EventCount;
 use crate::crew::look::NextLook;
 use crate::region::Region;
 use crate::stats::Counter;
@@ -82,7 +82,7 @@ impl fmt::Display for Places {
 }
 
 /// See the module.
-pub(super) struct Pool {
+pub(super) struct Allocator {
     pub stacks: CpuStacks,
     pub states: Table<AtomicU8>,
     base: usize,
@@ -106,7 +106,7 @@ pub(super) struct Pool {
     /// Whether a stack was filled or relieved since the background looked, and whether it has to be called.
     pub attention: AtomicBool,
     pub next_look: NextLook,
-    bell: OnceLock<Arc<Bell>>,
+    events: OnceLock<Arc<EventCount>>,
     pub counters: PoolCounters,
     region: Arc<Region>,
     span: NonNull<u8>,
@@ -114,17 +114,17 @@ pub(super) struct Pool {
     places: Table<[AtomicPtr<Location<'static>>; 2]>,
 }
 
-// SAFETY: `span` is memory that the pool owns until it is dropped; everything else is shared by atomics.
-unsafe impl Send for Pool {}
+// SAFETY: `span` is memory that the allocator owns until it is dropped; everything else is shared by atomics.
+unsafe impl Send for Allocator {}
 // SAFETY: as above.
-unsafe impl Sync for Pool {}
+unsafe impl Sync for Allocator {}
 
 // SAFETY: null pointers.
 #[cfg(debug_assertions)]
 unsafe impl super::table::Zeroable for [AtomicPtr<Location<'static>>; 2] {}
 
-impl Pool {
-    pub fn new(region: Arc<Region>, options: &Options, topology: &Topology) -> Result<Pool, BuildError> {
+impl Allocator {
+    pub fn new(region: Arc<Region>, options: &Options, topology: &Topology) -> Result<Allocator, BuildError> {
         let nodes = topology.nodes().min(MAX_NODES);
         let wanted = options.limit.div_ceil(HUGE_PAGE_SIZE);
         // Each node has the same share, in whole trees where there are several.
@@ -147,7 +147,7 @@ impl Pool {
         let bytes = count * HUGE_PAGE_SIZE;
         let align = if count >= GIANT_AREAS { 1 << 30 } else { HUGE_PAGE_SIZE };
         let span = region.allocate_unbacked(bytes, align)?;
-        let pool = Pool {
+        let allocator = Allocator {
             stacks,
             states,
             base: span.as_ptr() as usize,
@@ -164,20 +164,20 @@ impl Pool {
             pieces: Pieces::new(),
             attention: AtomicBool::new(false),
             next_look: NextLook::new(),
-            bell: OnceLock::new(),
+            events: OnceLock::new(),
             counters: PoolCounters::default(),
             region,
             span,
             #[cfg(debug_assertions)]
             places,
         };
-        if pool.several_nodes {
-            for (node, zone) in pool.zones.iter().enumerate() {
+        if allocator.several_nodes {
+            for (node, zone) in allocator.zones.iter().enumerate() {
                 // A kernel without NUMA refuses, and a wish is all that it is.
-                let _ = memory::prefer_node(pool.range_of(zone.frames().start, zone.frames().len()), node);
+                let _ = memory::prefer_node(allocator.range_of(zone.frames().start, zone.frames().len()), node);
             }
         }
-        Ok(pool)
+        Ok(allocator)
     }
 
     pub fn tables(&self) -> Tables<'_> {
@@ -533,9 +533,9 @@ impl Pool {
         &self.zones[area / (self.areas.len() / self.zones.len())]
     }
 
-    /// Has the background listen to `bell`.
-    pub fn connect(&self, bell: Arc<Bell>) {
-        let _ = self.bell.set(bell);
+    /// Has the background listen to `events`.
+    pub fn connect(&self, events: Arc<EventCount>) {
+        let _ = self.events.set(events);
     }
 
     /// Has the background look soon. May be called in a signal handler. Returns whether nobody had since its last look.
@@ -543,9 +543,9 @@ impl Pool {
         let first = !self.attention.load(Ordering::Relaxed) && !self.attention.swap(true, Ordering::Relaxed);
         if first
             && self.next_look.rests()
-            && let Some(bell) = self.bell.get()
+            && let Some(events) = self.events.get()
         {
-            bell.ring(1);
+            events.notify(1);
         }
         first
     }
@@ -592,9 +592,9 @@ fn write_numbers(first: u32, taken: Taken, into: &mut [u32]) -> usize {
     count
 }
 
-impl Drop for Pool {
+impl Drop for Allocator {
     fn drop(&mut self) {
-        // SAFETY: the span is the pool's own; nobody who could use its memory is left. It was allocated, so it is known to the region.
+        // SAFETY: the span is the allocator's own; nobody who could use its memory is left. It was allocated, so it is known to the region.
         let _ = unsafe { self.region.free(self.span) };
     }
 }

@@ -1,7 +1,7 @@
 //! Work on spans in use that a layer above has the region's watcher do now and then.
 //!
-//! **Life of a rider.** It rests as long as no span is large enough for a huge page. The first such allocation calls the watcher, which then
-//! asks the rider each time when to come again, until the spans are gone.
+//! **Life of a hook.** It rests as long as no span is large enough for a huge page. The first such allocation calls the watcher, which then
+//! asks the hook each time when to come again, until the spans are gone.
 
 use super::core::Core;
 use super::spans::State;
@@ -13,11 +13,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What rides with the watcher.
-pub trait Rider: Send + Sync {
+/// What the watcher calls besides its own work.
+pub trait Hook: Send + Sync {
     /// Called by the watcher, which has other things to do: takes a few milliseconds at most. `spans` lists the ranges in use that may be
     /// in huge pages. Returns when to be called again; `None` for never.
-    fn ride(&self, spans: &dyn Fn() -> Vec<Range>, counters: &Counters) -> Option<Duration>;
+    fn run(&self, spans: &dyn Fn() -> Vec<Range>, counters: &Counters) -> Option<Duration>;
 
     /// Whether there may be work besides spans, so that it is called without any.
     fn has_more(&self) -> bool {
@@ -31,25 +31,25 @@ pub trait Rider: Send + Sync {
     unsafe fn after_fork(&self);
 }
 
-/// The place of a rider.
+/// Where a region keeps its hook.
 #[derive(Default)]
-pub(super) struct Seat {
-    rider: OnceLock<Box<dyn Rider>>,
+pub(super) struct HookSlot {
+    hook: OnceLock<Box<dyn Hook>>,
     rests: AtomicBool,
     next_ns: AtomicU64,
 }
 
-impl Seat {
-    /// Takes `rider` in. Returns whether the seat was free.
-    pub fn take(&self, rider: Box<dyn Rider>) -> bool {
-        let free = self.rider.set(rider).is_ok();
+impl HookSlot {
+    /// Takes `hook` in. Returns whether there was none yet.
+    pub fn take(&self, hook: Box<dyn Hook>) -> bool {
+        let free = self.hook.set(hook).is_ok();
         if free {
             self.rests.store(true, Ordering::SeqCst);
         }
         free
     }
 
-    /// Whether an allocation of `usable` bytes, which can be seen in the zones, has to call the watcher for the rider.
+    /// Whether an allocation of `usable` bytes, which can be seen in the zones, has to call the watcher for the hook.
     pub fn call(&self, usable: usize) -> bool {
         usable >= HUGE_PAGE_SIZE && self.rests.load(Ordering::SeqCst) && self.rests.swap(false, Ordering::SeqCst)
     }
@@ -59,36 +59,36 @@ impl Seat {
     /// # Safety
     /// Called by the child's only thread.
     pub unsafe fn after_fork(&self) {
-        if let Some(rider) = self.rider.get() {
+        if let Some(hook) = self.hook.get() {
             // SAFETY: by the function's own contract.
-            unsafe { rider.after_fork() };
+            unsafe { hook.after_fork() };
             self.rests.store(true, Ordering::SeqCst);
         }
     }
 }
 
 impl Core {
-    /// The watcher's ride.
-    pub(super) fn ride(&self) -> Tick {
-        let seat = &self.seat;
-        let Some(rider) = seat.rider.get().filter(|_| !seat.rests.load(Ordering::SeqCst)) else { return Tick::Rest };
+    /// Calls the hook, if it is time.
+    pub(super) fn run_hook(&self) -> Tick {
+        let slot = &self.hook;
+        let Some(hook) = slot.hook.get().filter(|_| !slot.rests.load(Ordering::SeqCst)) else { return Tick::Rest };
         let now = clock::now_ns();
-        let next = seat.next_ns.load(Ordering::Relaxed);
+        let next = slot.next_ns.load(Ordering::Relaxed);
         if now < next {
             return Tick::Wait(Duration::from_nanos(next - now));
         }
-        if !rider.has_more() && self.huge_spans().is_empty() {
+        if !hook.has_more() && self.huge_spans().is_empty() {
             // Whoever allocates from here on sees that it rests; whoever has allocated before is seen by the second look.
-            seat.rests.store(true, Ordering::SeqCst);
-            if self.huge_spans().is_empty() || !seat.rests.swap(false, Ordering::SeqCst) {
+            slot.rests.store(true, Ordering::SeqCst);
+            if self.huge_spans().is_empty() || !slot.rests.swap(false, Ordering::SeqCst) {
                 return Tick::Rest;
             }
         }
-        match rider.ride(&|| self.huge_spans(), &self.stats.counters) {
+        match hook.run(&|| self.huge_spans(), &self.stats.counters) {
             None => Tick::Rest,
             Some(Duration::ZERO) => Tick::Again,
             Some(pause) => {
-                seat.next_ns.store(now + pause.as_nanos() as u64, Ordering::Relaxed);
+                slot.next_ns.store(now + pause.as_nanos() as u64, Ordering::Relaxed);
                 Tick::Wait(pause)
             }
         }
