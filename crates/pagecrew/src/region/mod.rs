@@ -510,7 +510,9 @@ impl Region {
     /// After a refusal of the kernel: where it accounts for accessible memory, what is retained or on its way back may be what is
     /// missing. Returns whether there was any.
     fn reclaim_all(&self) -> bool {
-        let any = self.core().retained() + self.core().discarding() > 0;
+        let core = self.core();
+        // While the process forks, the zones are held.
+        let any = core.retained() + core.discarding() > 0 && !core.forking.load(Ordering::SeqCst);
         if any {
             self.trim_within(REFUSED_PATIENCE);
         }
