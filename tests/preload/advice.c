@@ -1,7 +1,14 @@
 // What a program does to its own memory with madvise, mlock and mprotect is over when the memory is freed: the next owner finds
 // ordinary memory.
 #include "check.h"
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
+
+// Of libnuma, which need not be here.
+long mbind(void *address, unsigned long len, int mode, const unsigned long *nodes, unsigned long count, unsigned flags) __attribute__((weak));
+#define MPOL_BIND_ 2
+#define MPOL_F_ADDR_ 2
 
 #ifndef MADV_COLD
 #define MADV_COLD 20
@@ -160,11 +167,64 @@ static void protecting(void) {
     }
 }
 
+// Memory bound to a node, with a key that forbids writing, or of which another thread would handle the faults.
+static void binding(void) {
+    unsigned long nodes = 1;
+    for (size_t i = 0; mbind && i < SIZES; i++) {
+        char *block = malloc(sizes[i]);
+        CHECK(block);
+        if (mbind(first_page(block), whole_pages(sizes[i]), MPOL_BIND_, &nodes, 8, 0) != 0) return;
+        memset(block, 1, sizes[i]);
+        free(block);
+        block = malloc(sizes[i]);
+        CHECK(block);
+        int policy = -1;
+        CHECK(syscall(SYS_get_mempolicy, &policy, NULL, 0, first_page(block), MPOL_F_ADDR_) == 0);
+        CHECK(policy != MPOL_BIND_);
+        free(block);
+        ordinary(sizes[i]);
+    }
+}
+
+static void keys(void) {
+    int key = pkey_alloc(0, PKEY_DISABLE_WRITE);
+    for (size_t i = 0; key >= 0 && i < SIZES; i++) {
+        char *block = malloc(sizes[i]);
+        CHECK(block);
+        CHECK(pkey_mprotect(first_page(block), whole_pages(sizes[i]), PROT_READ | PROT_WRITE, key) == 0);
+        free(block);
+        ordinary(sizes[i]);
+    }
+}
+
+static void faults(void) {
+    int file = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+    if (file < 0) return;
+    struct uffdio_api api = {.api = UFFD_API};
+    CHECK(ioctl(file, UFFDIO_API, &api) == 0);
+    alarm(60);
+    for (size_t i = 0; i < SIZES; i++) {
+        char *block = malloc(sizes[i]);
+        CHECK(block);
+        struct uffdio_register range = {
+            .range = {.start = (uintptr_t)first_page(block), .len = whole_pages(sizes[i])}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+        CHECK(ioctl(file, UFFDIO_REGISTER, &range) == 0);
+        free(block);
+        // Nobody handles these: whoever gets one waits for ever.
+        ordinary(sizes[i]);
+    }
+    alarm(0);
+    close(file);
+}
+
 int main(void) {
     all_advice();
     advice_then_resize();
     protecting();
     locking();
+    binding();
+    keys();
+    faults();
     locking_all();
     return 0;
 }

@@ -84,6 +84,28 @@ static void use_up(size_t expected) {
     free(block);
 }
 
+// The same by mappings of its own, in a program that has large memory as well.
+static void map_up(size_t expected) {
+    enum { MOST = 4096 };
+    static char *places[MOST];
+    size_t count = 0, each = 4 * MIB;
+    char *block = malloc(10 * MIB);
+    CHECK(block);
+    fill(block, 10 * MIB, 1, false);
+    while (count < MOST) {
+        places[count] = mmap(NULL, each, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (places[count] == MAP_FAILED) break;
+        places[count][each - 1] = 1;
+        count++;
+    }
+    printf("%zu MiB mapped until the limit\n", count * each / MIB);
+    CHECK(count < MOST && errno == ENOMEM);
+    CHECK(count * each >= expected);
+    CHECK(holds(block, 10 * MIB, 1, false));
+    for (size_t i = 0; i < count; i++) CHECK(munmap(places[i], each) == 0);
+    free(block);
+}
+
 static void close_all(void) {
     for (int file = 3; file < 1024; file++) close(file);
 }
@@ -126,6 +148,8 @@ int main(int count, char **arguments) {
         CHECK(status_field("Threads") == 1);
     } else if (!strcmp(what, "use-up")) {
         use_up(bytes);
+    } else if (!strcmp(what, "map-up")) {
+        map_up(bytes);
     } else if (!strcmp(what, "own-as")) {
         // The limit comes after large memory was used.
         use(bytes);

@@ -101,6 +101,18 @@ with_plugin() {
     program_over "$1" dlopen "$programs/plugin.so"
 }
 
+# The system's setting for huge pages is another one.
+huge_pages_are() {
+    local setting=/sys/kernel/mm/transparent_hugepage/enabled before
+    before=$(sed 's/.*\[\(.*\)\].*/\1/' "$setting" 2>/dev/null) || skip "no huge pages here"
+    at_exit "echo $before >$setting"
+    echo "$1" 2>/dev/null >"$setting" || skip "may not set $setting"
+    with_pagecrew glibc "$programs/family"
+    with_pagecrew glibc "$programs/storm" 100000
+    with_pagecrew glibc "$programs/forks" quiet
+    mappings 1 300
+}
+
 # Output to a file that the process ends in the middle of.
 output() {
     with_pagecrew glibc "$programs/output" "$1" "$work/file" "$2"
@@ -141,6 +153,9 @@ for seed in 1 2 3 4; do
     add "mappings/$seed" 120 mappings "$seed" 300
 done
 add mappings/storm 120 program_over glibc mappings storm
+for setting in always never; do
+    add "huge-pages/$setting" 120 huge_pages_are "$setting"
+done
 add invalid 30 invalid
 add output/buffered 60 output buffered 3
 add output/writing 90 output writing 12

@@ -6,7 +6,7 @@
 //! handlers on that: the crew, whose threads count, is dismissed. A process that shares its memory with its parent (`vfork`, `posix_spawn`) has another number than the one
 //! that owns it, and leaves everything as it is.
 
-use crate::{HEAP, state};
+use crate::{HEAP, libc_blocks, state};
 use pagecrew::region::Region;
 use pagecrew::sys::memory::Range;
 use pagecrew::sys::sched::thread_id;
@@ -146,7 +146,8 @@ fn finish(status: i32, flush: bool) {
 fn give_back(status: i32, flush: bool) {
     let Some(region) = state::region().filter(|region| region.unlocked()) else { return };
     let here = (&raw const QUICK_EXIT_STATUS) as usize;
-    let kept = [HEAP.range(), Range { start: here.saturating_sub(1 << 20), len: 2 << 20 }];
+    // The helpers' thread-local storage as well: they are at work until the end.
+    let kept = [HEAP.range(), libc_blocks::range(), Range { start: here.saturating_sub(1 << 20), len: 2 << 20 }];
     // SAFETY: the process ends below by a system call. Before that, streams are flushed as `exit` would do next, and nothing
     // runs that needs more than this library's heap and statics, which are kept.
     unsafe {

@@ -2,6 +2,7 @@
 //! never from the program's malloc, and recognised by `free` without a comparison more.
 
 use pagecrew::region::Region;
+use pagecrew::sys::memory::Range;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -21,6 +22,11 @@ pub fn prepare(region: &Region) {
     if let Some(span) = region.allocate_uncounted(SLOTS * SLOT) {
         START.store(span.as_ptr() as usize, Ordering::Release);
     }
+}
+
+/// Where they lie.
+pub fn range() -> Range {
+    Range { start: START.load(Ordering::Acquire), len: SLOTS * SLOT }
 }
 
 /// The slot that `address` lies in.

@@ -4,6 +4,7 @@
 //! The calls go to the next library's functions, which stand in the C library unless something else was preloaded; what this library
 //! adds to them are system calls of its own, which never change `errno`. Before the library is loaded, everything is passed on.
 
+use crate::heap::limited_address_space;
 use crate::{HEAP, exit, state};
 use pagecrew::mapping::policy::{self, LEAST, Purpose, Request};
 use pagecrew::mapping::{Mappings, pages};
@@ -151,11 +152,29 @@ pub unsafe extern "C" fn mmap(
 ) -> Pointer {
     // SAFETY: by the function's own contract.
     unsafe {
-        if len < FROM.load(Ordering::Relaxed) {
-            return next_map(address, len, protection, flags, file, offset);
-        }
-        map_large(address, len, protection, flags, file, offset)
+        let map = || {
+            if len < FROM.load(Ordering::Relaxed) {
+                return next_map(address, len, protection, flags, file, offset);
+            }
+            map_large(address, len, protection, flags, file, offset)
+        };
+        let place = map();
+        if place == libc::MAP_FAILED && make_room(len) { map() } else { place }
     }
+}
+
+/// After a refusal: under a limit of the process's own, what the region has reserved may be what is missing, and is given up. Returns
+/// whether there was any.
+#[cold]
+#[inline(never)]
+fn make_room(len: usize) -> bool {
+    Errno::last() == Errno(libc::ENOMEM)
+        && limited_address_space()
+        && keeping_errno(|| {
+            // In a signal handler, a lock may be the interrupted thread's own.
+            let region = state::existing_region().filter(|region| region.unlocked() && HEAP.unlocked());
+            region.is_some_and(|region| len <= region.range().len && region.tighten())
+        })
 }
 
 /// `void *mmap64(void *address, size_t len, int protection, int flags, int file, off64_t offset)`

@@ -91,37 +91,17 @@ impl Region {
             zone.lock().map.own_memory().for_each(|range| list.cut(range));
         }
         list.cut(self.core().caches.own_memory());
-        // What is in use in the arena, and what is retained there. Adjacent spans are given back together.
-        let mut spans = List::new();
+        let mut spans = self.held();
         let mut sum = 0;
-        for zone in &self.core().zones {
-            let inner = zone.lock();
-            let mut run = Range { start: 0, len: 0 };
-            let mut held: Vec<(usize, usize)> = inner
-                .map
-                .handed_out()
-                .chain(inner.map.backed())
-                .map(|(offset, segment)| (offset, segment.len))
-                .collect();
-            drop(inner);
-            held.sort_unstable();
-            for (offset, len) in held {
-                let start = zone.range.start + offset;
-                if run.end() == start {
-                    run.len += len;
-                } else {
-                    spans.push(run);
-                    run = Range { start, len };
-                }
-            }
-            spans.push(run);
-        }
         let marker = 0u8;
         let around = |address: usize| Range { start: address.saturating_sub(MARGIN), len: 2 * MARGIN };
         list.cut(around((&raw const marker) as usize));
         // SAFETY: the address of the calling thread's errno, which lies in its thread-local storage.
         list.cut(around(unsafe { libc::__errno_location() } as usize));
-        kept.iter().for_each(|&range| list.cut(range));
+        for &range in kept {
+            list.cut(range);
+            spans.cut(range);
+        }
         for range in list.0.iter().chain(&spans.0) {
             sum += range.len;
         }
@@ -144,6 +124,34 @@ impl Region {
             }
         }
         self.boost_helpers();
+    }
+
+    /// What is in use in the arena, and what is retained there. Adjacent spans are one range.
+    fn held(&self) -> List {
+        let mut spans = List::new();
+        for zone in &self.core().zones {
+            let inner = zone.lock();
+            let mut run = Range { start: 0, len: 0 };
+            let mut held: Vec<(usize, usize)> = inner
+                .map
+                .handed_out()
+                .chain(inner.map.backed())
+                .map(|(offset, segment)| (offset, segment.len))
+                .collect();
+            drop(inner);
+            held.sort_unstable();
+            for (offset, len) in held {
+                let start = zone.range.start + offset;
+                if run.end() == start {
+                    run.len += len;
+                } else {
+                    spans.push(run);
+                    run = Range { start, len };
+                }
+            }
+            spans.push(run);
+        }
+        spans
     }
 
     /// Lets helpers that are at work have CPU time soon, where the user may: a process can't end before each of its threads has had
@@ -174,7 +182,24 @@ impl Region {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::region::Options;
     use crate::sys::HUGE_PAGE_SIZE;
+
+    /// What libc has for the helpers lies among the program's spans, and is needed as long as they are.
+    #[test]
+    fn what_is_kept_is_cut_out_of_the_spans_around_it() {
+        let region = Region::new(Options { huge_pages: false, ..Options::default() }).unwrap();
+        let before = region.allocate(40 << 20, 1).unwrap().as_ptr() as usize;
+        let kept = Range { start: region.allocate_uncounted(512 << 10).unwrap().as_ptr() as usize, len: 512 << 10 };
+        let behind = region.allocate(40 << 20, 1).unwrap().as_ptr() as usize;
+        let mut held = region.held();
+        let has =
+            |held: &List, address: usize| held.0.iter().any(|range| (range.start..range.end()).contains(&address));
+        assert!([before, kept.start, behind].iter().all(|&address| has(&held, address)));
+        held.cut(kept);
+        assert!(has(&held, before) && has(&held, behind));
+        assert!(!has(&held, kept.start) && !has(&held, kept.end() - 1));
+    }
 
     #[test]
     fn memory_in_huge_pages_is_left_to_the_kernel() {

@@ -1089,6 +1089,7 @@ impl SpanMap {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::page_map::Cacheable;
     use super::*;
     use proptest::prelude::*;
 
@@ -1446,7 +1447,7 @@ mod tests {
                                 spans.swap_remove(index);
                                 prop_assert_eq!(map.release(start * G), None);
                             } else {
-                                prop_assert_eq!(words.employ(start).map(super::super::page_map::Cacheable::bytes), Some(len * G));
+                                prop_assert_eq!(words.employ(start).map(Cacheable::bytes), Some(len * G));
                             }
                         }
                     }
