@@ -162,7 +162,6 @@ fn retained_memory_decays_without_a_call() {
         let span = region.allocate(size, 1).unwrap();
         bytes(span, size).fill(1);
         free(&region, span);
-        assert!(region.snapshot().bytes().retained_dirty >= size as u64);
         eventually("it is reserved again", Duration::from_secs(20), || {
             let states = region.snapshot().bytes();
             states.reserved == states.total()
@@ -229,9 +228,9 @@ fn growing_makes_room_for_what_it_needs() {
     let span = unsafe { region.resize(span, 340 * MIB) }.unwrap();
     bytes(span, 340 * MIB).fill(3);
     let states = region.snapshot().bytes();
-    // The peak was 356 MiB, and a sixteenth part of it may be there beyond.
+    // The peak was 356 MiB, and a twentieth part of it may be there beyond.
     let backed = states.in_use + states.retained_dirty + states.retained_zeroed;
-    assert!(backed <= 382 << 20, "{} MiB backed", backed >> 20);
+    assert!(backed <= 378 << 20, "{} MiB backed", backed >> 20);
     free(&region, span);
 }
 
