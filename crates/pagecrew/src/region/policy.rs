@@ -126,11 +126,11 @@ pub fn slack(peak: usize) -> usize {
     small.max(peak / SLACK_SHARE)
 }
 
-/// A small program may have half as much again, up to 8 MiB, which fades as it grows: a large one may have a twentieth part.
+/// A small program may have half as much again, up to 8 MiB, which fades as it grows: a large one may have a twenty-fourth part.
 const SLACK_SMALL: usize = 2;
 const SLACK_MOST: usize = 8 << 20;
 const SLACK_FADES: usize = 16;
-const SLACK_SHARE: usize = 20;
+const SLACK_SHARE: usize = 24;
 
 /// Windows that the decay time is cut into.
 const WINDOWS: usize = 8;
@@ -248,8 +248,8 @@ mod tests {
     #[test]
     fn slack_is_half_of_little_and_a_small_part_of_much() {
         let mib = |peak: usize| slack(peak << 20) >> 20;
-        assert_eq!([0, 8, 32, 64, 128, 256, 1024, 36 << 10].map(mib), [0, 3, 6, 4, 6, 12, 51, 1843]);
-        assert!((0..4096).all(|peak| mib(peak) <= 8 || mib(peak) <= peak / 20));
+        assert_eq!([0, 8, 32, 64, 128, 256, 1024, 36 << 10].map(mib), [0, 3, 6, 4, 5, 10, 42, 1536]);
+        assert!((0..4096).all(|peak| mib(peak) <= 8 || mib(peak) <= peak / 24));
     }
 
     #[test]
