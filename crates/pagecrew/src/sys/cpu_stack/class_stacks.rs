@@ -16,7 +16,7 @@ pub const MOST_SLOTS: usize = 64;
 /// few places that the processor's first cache has for those.
 const LINE: usize = 11 * 64;
 
-/// A stack and its slots. As no multiple of a page is one of this and what the first stack begins at, no stack begins at a page either.
+/// A stack and its slots. It is an even number of lines long, and the first one begins at an odd line: none begins at a page.
 const STACK: usize = 384;
 const FIRST_STACK: usize = LINE + size_of::<Line>();
 const _: () = assert!(size_of::<Head>() + MOST_SLOTS * size_of::<u32>() <= STACK);
