@@ -8,7 +8,7 @@
 //! that the zones don't have drains the caches first; the watcher drains those on which nothing happens.
 
 use super::classes::{self, CLASSES};
-use super::page_map::{Cacheable, PageMap};
+use super::page_map::{self, Cacheable, PageMap};
 use super::zeroing::ZERO_SOON;
 use crate::sys::cpu_stack::{ClassStacks, Line, MOST_CLASSES, NONE};
 use crate::sys::{Errno, PAGE_SIZE};
@@ -27,13 +27,13 @@ pub(super) struct Tally {
 }
 
 // What the line of a CPU holds, each with small pages and with huge pages. Of spans that were taken and put in since the last tally, in the
-// low 20 bits their number, above it their pages. Between two tallies, fewer are taken than wait on the stacks and are put in.
+// low bits their number, above it their pages, as in the words of the map. Between two tallies, fewer are taken than wait on the stacks and are put in.
 const TAKEN: usize = 0;
 const PUT: usize = 2;
 /// Bytes on the stacks, about, as of the last tally.
 const HELD: usize = 4;
 
-const CALLS: u32 = 20;
+const CALLS: u32 = page_map::PAGES;
 /// Spans that are put in before a CPU's counts are added to the region's, at the latest; a power of two.
 const TALLY_CALLS: usize = 256;
 /// And pages by which what the stacks hold grows: 4 MiB.
@@ -87,10 +87,11 @@ pub enum Uncached {
     LookAfter(usize),
 }
 
-/// No span waits; every one; those of the CPU's node; every one, and those of its node, where there are no restartable sequences.
+// Which spans a CPU's cache takes: none, every one, or those of the CPU's node.
 const NOTHING: u8 = 0;
 const ALL: u8 = 1;
 const NEAR: u8 = 2;
+/// As one of these two, where there are no restartable sequences.
 const SLOWLY: u8 = 3;
 
 /// The caches of all CPUs, with what has to be known to use them in one place: what nearly every request meets.
@@ -101,7 +102,7 @@ pub struct CpuCaches {
     map: PageMap,
     /// An offset into the arena shifted right by so much is the number of its zone, of which every second one has huge pages.
     zone_shift: u32,
-    /// Which spans that are freed may wait here: one of the constants below.
+    /// Which spans that are freed may wait here: one of the constants above.
     takes: AtomicU8,
     /// Whether they never may again.
     closed: AtomicBool,

@@ -42,7 +42,8 @@ const HUGE: u64 = 1 << 17;
 
 /// Of a span, its class and one; of what is being zeroed, the helper's slot.
 const TAG: u32 = 8;
-const PAGES: u32 = 20;
+/// Above it, its pages.
+pub(super) const PAGES: u32 = 20;
 
 fn encode(segment: &Segment) -> u64 {
     let (state, tag) = match segment.state {
@@ -105,7 +106,7 @@ impl Cacheable {
         (self.0 >> PAGES) as usize
     }
 
-    /// Its pages times 2^20.
+    /// Its pages, where the map's words have them.
     #[inline(always)]
     pub fn pages_above(self) -> usize {
         self.0 as usize & !((1 << PAGES) - 1)
