@@ -9,7 +9,7 @@
 #   --long-only  those that take long and no others
 #   --list       prints the names
 #
-# One line a test: its name, ok, FAILED or skipped with the reason, and seconds. What a failed test has printed follows.
+# One line a test: its name, ok, FAILED or skipped with the reason, and seconds. What failed tests have printed follows at the end.
 # Status 1 if a test failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -196,10 +196,15 @@ for index in "${!names[@]}"; do
         reason="status $status"
         if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then reason="not done after ${limits[index]} s"; fi
         printf '%-32s FAILED   %8s  %s\n' "$name" "$seconds" "$reason"
-        tail -n 40 "$output" | sed 's/^/    /'
+        { echo "$name: $reason" && tail -n 40 "$output" | sed 's/^/    /'; } >>"$scratch/failures"
         ;;
     esac
     rm -rf "$work"
 done
+if [ "$failed" -gt 0 ]; then
+    echo
+    cat "$scratch/failures"
+    echo
+fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]
