@@ -106,6 +106,49 @@ static void map_up(size_t expected) {
     free(block);
 }
 
+// All mappings that a process may have are there when a block is freed that may have to be mapped anew, which the kernel refuses then. Nobody
+// waits for that one for ever: not those who are refused memory later, and not those who trim.
+static void no_mapping_left(void) {
+    size_t size = 64 * MIB, pages = 80000;
+    char *blocks[3];
+    for (int i = 0; i < 3; i++) {
+        CHECK((blocks[i] = malloc(size)));
+        fill(blocks[i], size, (uint64_t)i, false);
+    }
+    // What was locked once is mapped as its neighbours are, and still nothing that another owner should get as it is.
+    char *inside = (char *)(((uintptr_t)blocks[1] + PAGE) & ~(PAGE - 1));
+    if (mlock(inside, PAGE) == 0) CHECK(munlock(inside, PAGE) == 0);
+    char *many = mmap(NULL, pages * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(many != MAP_FAILED);
+    size_t apart = 1;
+    while (apart < pages && mprotect(many + apart * PAGE, PAGE, PROT_READ) == 0) apart += 2;
+    CHECK(apart < pages && errno == ENOMEM);
+    free(blocks[1]);
+    uint64_t begin = now_ns();
+    for (int i = 0; i < 3; i++) {
+        char *volatile refused = malloc(GIB << 16);
+        CHECK(!refused && errno == ENOMEM);
+        malloc_trim(0);
+    }
+    CHECK(munmap(many, pages * PAGE) == 0);
+    struct rlimit before, tight;
+    CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+    tight = (struct rlimit){GIB, before.rlim_max};
+    CHECK(setrlimit(RLIMIT_AS, &tight) == 0);
+    for (int i = 0; i < 3; i++) {
+        char *volatile refused = malloc(2 * GIB);
+        CHECK(!refused && errno == ENOMEM);
+    }
+    CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+    printf("refused after %.3f s\n", (double)(now_ns() - begin) / 1e9);
+    CHECK(now_ns() - begin < 2500000000u);
+    for (int i = 0; i < 3; i += 2) {
+        CHECK(holds(blocks[i], size, (uint64_t)i, false));
+        free(blocks[i]);
+    }
+    use(300 * MIB);
+}
+
 static void close_all(void) {
     for (int file = 3; file < 1024; file++) close(file);
 }
@@ -150,6 +193,8 @@ int main(int count, char **arguments) {
         use_up(bytes);
     } else if (!strcmp(what, "map-up")) {
         map_up(bytes);
+    } else if (!strcmp(what, "no-mapping-left")) {
+        no_mapping_left();
     } else if (!strcmp(what, "own-as")) {
         // The limit comes after large memory was used.
         use(bytes);

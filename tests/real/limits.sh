@@ -100,6 +100,7 @@ add limits/own-data 60 unlimited own-data 512 700
 add limits/closed-descriptors 60 unlimited closed 300
 add limits/few-descriptors 60 few_descriptors
 add limits/lowest-descriptor 60 unlimited lowest-descriptor
+add limits/no-mapping-left 60 unlimited no-mapping-left
 add limits/too-much 60 unlimited too-much
 add limits/no-processes 60 no_processes
 add limits/strict-overcommit 120 strict_overcommit
