@@ -52,15 +52,20 @@ fn signals_are_passed_on() {
 #[test]
 fn signals_to_the_command_reach_the_program() {
     let signals = [("TERM", libc::SIGTERM), ("HUP", libc::SIGHUP), ("USR1", libc::SIGUSR1), ("INT", libc::SIGINT)];
-    // A shell can't trap what was ignored when it began, as under nohup or in the background of another shell.
-    for (_, signal) in signals {
-        // SAFETY: the default action of a signal is no code of ours.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
-    }
     for way in WAYS {
         for (name, signal) in signals {
             let script = format!("trap 'exit 7' {name}; echo ready; while :; do sleep 0.01; done");
-            let (mut child, line) = start(run(way, &["sh", "-c", &script]));
+            let mut command = run(way, &["sh", "-c", &script]);
+            // A shell can't trap what was ignored when it began, as under nohup or in the background of another shell. In the child alone: other
+            // tests look at the signals of this process.
+            // SAFETY: `signal` may be called between fork and exec.
+            unsafe {
+                command.pre_exec(move || {
+                    libc::signal(signal, libc::SIG_DFL);
+                    Ok(())
+                })
+            };
+            let (mut child, line) = start(command);
             assert_eq!(line, "ready");
             kill(&child, signal);
             assert_eq!(child.wait().unwrap().code(), Some(7), "{way:?} {name}");
