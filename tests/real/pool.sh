@@ -57,23 +57,24 @@ idle_seconds() {
     awk -v ticks="$(getconf CLK_TCK)" '/^cpu / { printf "%d\n", $5 / ticks }' /proc/stat
 }
 
-# out_of_patience BEGIN IDLE SECONDS: whether so much time has passed since then. The filler has only what CPU nobody else wants, so the time
-# in which there was none is given to it once more, and the test is skipped where there never is any.
-out_of_patience() {
-    local idle waited=$((SECONDS - $1))
-    if [ "$waited" -lt "$3" ]; then return 1; fi
-    idle=$(($(idle_seconds) - $2))
-    if [ "$idle" -ge $(($3 / 4)) ]; then return 0; fi
-    if [ "$waited" -ge $((2 * $3)) ]; then skip "others take the CPU: $idle s of it were free in $waited s"; fi
-    return 1
-}
-
 # wait_for_pool CONDITION SECONDS
 wait_for_pool() {
-    local begin=$SECONDS idle
-    idle=$(idle_seconds)
+    local end=$((SECONDS + $2))
     until [ "$(pool_status "$1")" = True ]; do
-        if out_of_patience "$begin" "$idle" "$2"; then fail "not so after $2 s: $1; $("$pagecrew" pool status --json)"; fi
+        if [ "$SECONDS" -ge "$end" ]; then fail "not so after $2 s: $1; $("$pagecrew" pool status --json)"; fi
+        sleep 0.02
+    done
+}
+
+# wait_for_ready BYTES: within a minute; within four where others take the CPU, of which the filler has only what nobody else wants.
+wait_for_ready() {
+    local begin=$SECONDS before waited idle
+    before=$(idle_seconds)
+    until [ "$(pool_status "s['ready'] == $1")" = True ]; do
+        waited=$((SECONDS - begin)) idle=$(($(idle_seconds) - before))
+        if [ "$waited" -ge 240 ] || { [ "$waited" -ge 60 ] && [ "$idle" -ge 15 ]; }; then
+            fail "not $1 bytes ready after $waited s, in which $idle s of CPU were free; $("$pagecrew" pool status --json)"
+        fi
         sleep 0.02
     done
 }
@@ -125,9 +126,9 @@ pool_guest() {
     needs qemu-system-x86_64
     [ -e "$kernel" ] || skip "there is no guest kernel; scripts/setup.sh gets it"
     serve --size 512M --file 512M --cpu 100
-    wait_for_pool "s['ready'] == 512 << 20" 60
+    wait_for_ready "512 << 20"
     guest ,share=on,prealloc=on
-    wait_for_pool "s['ready'] == 512 << 20" 60
+    wait_for_ready "512 << 20"
     guest ,share=on -overcommit mem-lock=on
     # And with the memory that a pool had not got ready.
     guest ,prealloc=on
@@ -139,7 +140,7 @@ pool_guest() {
 # qemu_maps_huge FIELDS: with nothing said of how to map it, QEMU shares the memory and has all of it in huge pages.
 qemu_maps_huge() {
     needs qemu-system-x86_64
-    wait_for_pool "s['ready'] == 256 << 20" 60
+    wait_for_ready "256 << 20"
     "$pagecrew" pool exec --size 256M -- qemu-system-x86_64 -accel tcg -m 256M -nodefaults -nographic -S -pidfile "$work/pid" \
         -object 'memory-backend-file,id=m,size=256M,mem-path={path},prealloc=on' -machine memory-backend=m &
     local client=$! end=$((SECONDS + 30)) mapped=
@@ -169,7 +170,7 @@ pool_qemu_huge() {
 pool_heap() {
     local path said
     serve --backing "$1" --size 128M --file 128M --cpu 100 --unused 1s
-    wait_for_pool "s['ready'] == 128 << 20" 60
+    wait_for_ready "128 << 20"
     path=$("$pagecrew" pool take --size 128M)
     said=$("$programs/heap" "$path" 1000 1) || fail "the heap is not its own"
     [ "$said" = "$((128 << 20)) $((128 << 20))" ] || fail "bytes, and those in huge pages: $said"
@@ -191,7 +192,7 @@ pool_heap() {
 pool_filling() {
     needs strace
     serve --size 64M --file 64M --cpu 100
-    wait_for_pool "s['ready'] == 64 << 20" 60
+    wait_for_ready "64 << 20"
     local filler path
     filler=$(pgrep --parent "$server")
     strace --follow-forks --attach "$filler" --output "$work/trace" --trace madvise \
@@ -204,7 +205,7 @@ pool_filling() {
     path=$("$pagecrew" pool take --size 64M)
     "$pagecrew" pool release "$path"
     # The next file, of which it fills the first half and is held up at the second.
-    wait_for_pool "s['ready'] == 32 << 20" 30
+    wait_for_ready "32 << 20"
     "$pagecrew" pool exec --size 64M -- "$programs/heap" "{path}" 4000 1 || fail "what was somebody's has changed"
     grep -q INJECTED "$work/trace" || fail "the filler was not held up"
     nothing_taken
@@ -214,8 +215,9 @@ pool_filling() {
 pool_tenants() {
     needs setpriv
     serve --backing "$1" --size 512M --cpu 100 --unused 1s --socket-mode 666
-    local begin=$SECONDS idle seed all=() each=$(($2 / 4)) nobody=(setpriv --reuid 65534 --regid 65534 --clear-groups)
-    idle=$(idle_seconds)
+    local seed all=() each=$(($2 / 4)) nobody=(setpriv --reuid 65534 --regid 65534 --clear-groups)
+    # Where others take the CPU, this may be all that is ever ready.
+    wait_for_ready "512 << 20"
     for seed in 1 2; do
         "$programs/tenant" "$pool/socket" "$each" "$3" $((seed + RANDOM)) >"$work/root.$seed" &
         all+=($!)
@@ -223,17 +225,13 @@ pool_tenants() {
         all+=($!)
     done
     for each in "${all[@]}"; do wait "$each" || fail "status $? of a tenant"; done
+    wait_for_ready "512 << 20"
     "$programs/tenant" "$pool/socket" 20 512 $RANDOM >"$work/large" || fail "status $? of a tenant with much"
     nothing_taken 30
-    local spent=$(((SECONDS - begin) * $(nproc)))
-    idle=$(($(idle_seconds) - idle))
-    stop_server
     awk '{ count += $1; bytes += $2; ready += $3 }
         END { print count " hand-outs, " bytes " MiB, " ready " MiB of them ready"; exit !(ready > bytes / 20) }' \
-        "$work"/root.* "$work"/nobody.* "$work/large" && return
-    # Nobody has seen another's bytes, which is what counts; but what the filler got ready was hardly part of it.
-    if [ "$idle" -lt $((spent / 10)) ]; then skip "others take the CPU, so that next to nothing was ready"; fi
-    fail "next to nothing was ready, so nothing was tried"
+        "$work"/root.* "$work"/nobody.* "$work/large" || fail "next to nothing was ready, so nothing was tried"
+    stop_server
 }
 
 # pool_kills BACKING ROUNDS
@@ -261,7 +259,7 @@ pool_pressure() {
     if [ "$available" -lt $((6 << 30)) ]; then skip "takes 6 GiB of free memory"; fi
     # When the pool is full, 1 GiB is left over the floor.
     serve --size 512M --cpu 100 --floor $((available - (1536 << 20)))
-    wait_for_pool "s['ready'] == 512 << 20" 60
+    wait_for_ready "512 << 20"
     python3 -c 'import time; memory = b"x" * (3 << 30); time.sleep(60)' &
     other=$!
     wait_for_pool "s['ready'] == 0 and s['state'].startswith('waiting: free memory')" 30
@@ -269,19 +267,19 @@ pool_pressure() {
     "$pagecrew" pool exec --size 64M -- test -s '{path}' || fail "nothing could be taken"
     kill "$other"
     wait "$other" || true
-    wait_for_pool "s['ready'] == 512 << 20" 60
+    wait_for_ready "512 << 20"
     pool_status "s['counters']['given_back_bytes']"
     stop_server
 }
 
 add pool/guest 600 pool_guest
-add pool/qemu 180 pool_qemu_huge tmpfs
-add pool/qemu/hugetlbfs 180 with_huge_pages 160 pool_qemu_huge hugetlbfs
-add pool/heap 180 pool_heap tmpfs
-add pool/heap/hugetlbfs 180 with_huge_pages 200 pool_heap hugetlbfs
-add pool/filling 240 pool_filling
-add pool/tenants 180 pool_tenants tmpfs 1000 16
-add pool/pressure 420 pool_pressure
+add pool/qemu 300 pool_qemu_huge tmpfs
+add pool/qemu/hugetlbfs 300 with_huge_pages 160 pool_qemu_huge hugetlbfs
+add pool/heap 300 pool_heap tmpfs
+add pool/heap/hugetlbfs 300 with_huge_pages 200 pool_heap hugetlbfs
+add pool/filling 600 pool_filling
+add pool/tenants 600 pool_tenants tmpfs 1000 16
+add pool/pressure 600 pool_pressure
 add pool/example 60 pool_example
 add pool/kills 180 pool_kills tmpfs 40
 long=yes
