@@ -82,7 +82,7 @@ fn a_library_that_is_not_there() {
     // Without a hint it is looked for around the command: a copy of the command in a place of its own has none.
     let alone = directory().join("alone/bin/pagecrew");
     std::fs::create_dir_all(alone.parent().unwrap()).unwrap();
-    std::fs::copy(env!("CARGO_BIN_EXE_pagecrew"), &alone).unwrap();
+    common::copy(env!("CARGO_BIN_EXE_pagecrew").as_ref(), &alone);
     let mut command = Command::new(&alone);
     command.env_remove("PAGECREW_PRELOAD").args(["run", "true"]);
     fails(command, 3, &["alone/bin/libpagecrew_preload.so", "alone/lib/pagecrew/libpagecrew_preload.so"]);

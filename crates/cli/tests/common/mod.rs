@@ -39,11 +39,21 @@ pub fn compile(name: &str, source: &str, flags: &[&str]) -> PathBuf {
 /// A program that does nothing.
 pub const NOTHING: &str = "int main(void) { return 0; }\n";
 
+/// Copies a file that is to be run.
+///
+/// By a process of its own: nothing is run that anybody has open for writing, and the test beside this one, when it starts
+/// a program, has a copy of every descriptor that is open here until that program runs.
+pub fn copy(from: &Path, to: &Path) {
+    assert!(Command::new("cp").arg(from).arg(to).status().unwrap().success(), "cp {from:?} {to:?}");
+}
+
 /// Writes an executable file.
 pub fn executable(name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
     use std::os::unix::fs::PermissionsExt;
+    let written = directory().join(format!("{name}.written"));
+    std::fs::write(&written, contents).unwrap();
     let file = directory().join(name);
-    std::fs::write(&file, contents).unwrap();
+    copy(&written, &file);
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
     file
 }
