@@ -252,6 +252,8 @@ pub unsafe extern "C" fn mremap(old: Pointer, old_len: usize, len: usize, flags:
         transmute::<Pointer, next::Remap>(next::REMAP.load(Ordering::Relaxed))(old, old_len, len, flags, new)
     };
     let before = Errno::last();
+    let from = pages(old as usize, old_len).filter(|_| old_len.max(len) >= FROM.load(Ordering::Relaxed));
+    let known = from.and_then(|from| MAPPINGS.moving(from));
     let mut place = remap();
     if place == libc::MAP_FAILED
         && Errno::last() == Errno(libc::EFAULT)
@@ -261,11 +263,9 @@ pub unsafe extern "C" fn mremap(old: Pointer, old_len: usize, len: usize, flags:
         before.set();
         place = remap();
     }
-    if old_len.max(len) >= FROM.load(Ordering::Relaxed)
-        && place != libc::MAP_FAILED
-        && let (Some(from), Some(to)) = (pages(old as usize, old_len), pages(place as usize, len))
-    {
-        MAPPINGS.moved(from, to);
+    if let Some(from) = from {
+        let to = if place == libc::MAP_FAILED { Some(from) } else { pages(place as usize, len) };
+        to.into_iter().for_each(|to| MAPPINGS.moved(to, known));
     }
     place
 }

@@ -136,20 +136,26 @@ impl Mappings {
         }
     }
 
-    /// Takes note of a move by `mremap`.
-    pub fn moved(&self, from: Range, to: Range) {
-        if !self.on() {
-            return;
-        }
-        self.with(|table| {
-            let kind = table.covers(from);
-            table.remove(from);
-            match kind {
-                // All of the new place has the advice that the old one had.
+    /// Takes note that `mremap` is about to be called for `range`: behind the call, its addresses may be another thread's. Returns what was
+    /// known of it, for [`Mappings::moved`].
+    pub fn moving(&self, range: Range) -> Option<Kind> {
+        let known = |table: &mut Table| {
+            let kind = table.covers(range);
+            table.remove(range);
+            kind
+        };
+        if self.on() { self.with(known).flatten() } else { None }
+    }
+
+    /// Takes note that what [`Mappings::moving`] knew as `kind` is at `to` now: all of its new place has the advice that the old one had.
+    /// Where the move was refused, it is where it was.
+    pub fn moved(&self, to: Range, kind: Option<Kind>) {
+        if self.on() {
+            self.with(|table| match kind {
                 Some(kind) => table.insert(to, kind),
                 None => table.remove(to),
-            }
-        });
+            });
+        }
     }
 
     /// Takes note that `range` can be read and written from now on. What was reserved becomes eligible.
@@ -325,9 +331,14 @@ mod tests {
         let mappings = started();
         let at = |start: usize| Range { start: start << 21, len: 1 << 21 };
         mappings.mapped(at(5), Purpose::Reserve);
-        mappings.moved(at(5), at(9));
-        assert_eq!((mappings.knows(at(5)), mappings.knows(at(9))), (false, true));
-        mappings.moved(at(3), at(9));
+        let kind = mappings.moving(at(5));
+        assert!(!mappings.knows(at(5)));
+        // Another thread has its addresses before this one has said where it went.
+        mappings.mapped(at(5), Purpose::Reserve);
+        mappings.moved(at(9), kind);
+        assert_eq!((mappings.knows(at(5)), mappings.knows(at(9))), (true, true));
+        let unknown = mappings.moving(at(3));
+        mappings.moved(at(9), unknown);
         assert!(!mappings.knows(at(9)), "something unknown was moved over it");
     }
 
