@@ -69,6 +69,12 @@ peak() {
     [ $((with * 100)) -le $((without * (100 + more) + 204800)) ] || fail "more than $more % above the peak"
 }
 
+# The worst of ten: the watcher's look falls into the moment between two tables in some of them.
+sparse_with_small_pages() {
+    local _
+    for _ in 1 2 3 4 5 6 7 8 9 10; do peak sparse --huge-pages=off; done
+}
+
 # The same beside programs that take every CPU, so that helpers of the idle class get next to none. The watcher has to wait for
 # its turn as well, and what a program grows by in one or two time slices comes on top.
 peak_beside_others() {
@@ -165,7 +171,7 @@ done
 for pattern in changing mixed; do
     add "peak/$pattern/busy" 120 peak_beside_others "$pattern"
 done
-add peak/sparse-small-pages 60 peak sparse --huge-pages=off
+add peak/sparse-small-pages 60 sparse_with_small_pages
 
 long=yes
 add peak/sparse 60 sparse_with_huge_pages

@@ -289,7 +289,9 @@ impl Core {
         let target = target.min(self.own_room());
         self.retention.target.store(target, Ordering::Relaxed);
         let pressure = read.is_some_and(|signals| signals.pressure());
-        let retained = self.retained().min(still_there);
+        // No more of it can be there than the process has resident: of a large table of which little was touched, hardly anything is.
+        let resident = read.map_or(usize::MAX, |signals| signals.resident);
+        let retained = self.retained().min(still_there).min(resident);
         // A hole cut for a few megabytes keeps a large span from fitting where it was, and costs all of it in page faults.
         let slack = if pressure { 0 } else { self.slack().saturating_sub(growth) };
         let excess = retained.saturating_sub(target);

@@ -884,27 +884,26 @@ impl SpanMap {
         }
     }
 
-    /// Takes a piece of up to `most` bytes of dirty memory, of the longest segment and that of at least `least`, to be zeroed by `helper`.
-    /// `look` is called with its offset and length and says how much of it is alike, and whether it has so many pages that zeroing it is
-    /// worth while; if not, that much is to be discarded. Returns offset, length and what `look` said.
+    /// Takes a piece of up to `most` bytes of dirty memory, of one of the longest segments and that of at least `least`, to be zeroed by
+    /// `helper`. `find` is called with the offset and length of such segments until it says where in one the piece is, if anywhere. Returns
+    /// its offset and length.
     pub fn begin_zeroing(
         &mut self,
         most: usize,
         least: usize,
         helper: usize,
-        look: impl FnOnce(usize, usize) -> (usize, bool),
-    ) -> Option<(usize, usize, bool)> {
-        let page = self.available[1].down_to(&self.links, least / PAGE).next()?;
-        let (offset, size) = (page * PAGE, self.map.get(page)?.len);
-        if size < least {
-            return None;
-        }
-        let (len, worth) = look(offset, size.min((most & !(PAGE - 1)).max(PAGE)));
-        self.split_at(offset + len);
-        let segment = self.take(offset);
-        let state = if worth { State::Zeroing(helper) } else { State::Discarding };
-        self.put(offset, Segment { state, ..segment });
-        Some((offset, len, worth))
+        mut find: impl FnMut(usize, usize) -> Option<Range>,
+    ) -> Option<(usize, usize)> {
+        let candidates = self.available[1].down_to(&self.links, least / PAGE).take(CANDIDATES);
+        let segments = candidates.filter_map(|page| Some((page * PAGE, self.map.get(page)?.len)));
+        let Range { start, len } =
+            segments.filter(|&(_, len)| len >= least).find_map(|(offset, len)| find(offset, len))?;
+        let len = len.min((most & !(PAGE - 1)).max(PAGE));
+        self.split_at(start);
+        self.split_at(start + len);
+        let segment = self.take(start);
+        self.put(start, Segment { state: State::Zeroing(helper), ..segment });
+        Some((start, len))
     }
 
     /// Says that the helper has zeroed what it took at `offset`. Returns false if it was revoked meanwhile.
@@ -1100,8 +1099,8 @@ mod tests {
     }
 
     /// All of it has its pages.
-    fn all(_: usize, len: usize) -> (usize, bool) {
-        (len, true)
+    fn all(start: usize, len: usize) -> Option<Range> {
+        Some(Range { start, len })
     }
 
     fn request(pages: usize, want: Want) -> Request {
@@ -1161,7 +1160,7 @@ mod tests {
             (allocate(&mut map, 4, Want::Any), allocate(&mut map, 1, Want::Any), allocate(&mut map, 4, Want::Any));
         let last = allocate(&mut map, 1, Want::Any);
         map.release(a.offset);
-        let (offset, len, _) = map.begin_zeroing(usize::MAX, G, 3, all).unwrap();
+        let (offset, len) = map.begin_zeroing(usize::MAX, G, 3, all).unwrap();
         assert!(map.finish_zeroing(offset, 3, true));
         map.release(b.offset);
         assert_eq!((offset, len), (a.offset, 4 * G));
@@ -1171,14 +1170,19 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_which_little_is_there_goes_back_instead_of_being_zeroed() {
+    fn memory_of_which_little_is_there_is_passed_over() {
         let mut map = map();
         let (a, _wall) = (allocate(&mut map, 8, Want::Any), allocate(&mut map, 1, Want::Any));
+        let (b, _last) = (allocate(&mut map, 4, Want::Any), allocate(&mut map, 1, Want::Any));
         map.release(a.offset);
-        assert_eq!(map.begin_zeroing(8 * G, G, 3, |_, _| (6 * G, false)), Some((a.offset, 6 * G, false)));
-        assert_eq!((map.retained(), map.discarding()), (2 * G, 6 * G));
-        map.finish_discard(a.offset, 6 * G, false);
-        assert_eq!(map.begin_zeroing(8 * G, G, 3, all), Some((a.offset + 6 * G, 2 * G, true)));
+        map.release(b.offset);
+        // The last quarter of the longer one, in pieces of a page; then none of it.
+        let behind = |start: usize, len: usize| Some(Range { start: start + 6 * G, len: len.checked_sub(6 * G)? });
+        assert_eq!(map.begin_zeroing(G, G, 3, behind), Some((a.offset + 6 * G, G)));
+        let other = |start: usize, len: usize| (start == b.offset).then_some(Range { start, len });
+        assert_eq!(map.begin_zeroing(8 * G, G, 4, other), Some((b.offset, 4 * G)));
+        assert_eq!(map.begin_zeroing(8 * G, G, 5, |_, _| None), None);
+        assert_eq!((map.retained(), map.discarding()), (12 * G, 0));
         map.check();
     }
 
@@ -1477,12 +1481,11 @@ mod tests {
                     }
                     Step::BeginZeroing(most) if zeroing.is_none() => {
                         // As a zone in which every third page begins memory of which little is there.
-                        let look = |offset: usize, len: usize| ((len / G).div_ceil(2) * G, !(offset / G).is_multiple_of(3));
-                        match map.begin_zeroing(most * G, G, 7, look) {
-                            Some((offset, len, true)) => zeroing = Some((offset / G, len / G)),
-                            Some((offset, len, false)) => discards.push((offset / G, len / G)),
-                            None => {}
-                        }
+                        let find = |start: usize, len: usize| {
+                            let skip = if (start / G).is_multiple_of(3) { G } else { 0 };
+                            Some(Range { start: start + skip, len: len - skip }).filter(|range| range.len > 0)
+                        };
+                        zeroing = map.begin_zeroing(most * G, G, 7, find).map(|(offset, len)| (offset / G, len / G));
                     }
                     Step::FinishZeroing(whole) => {
                         if let Some((start, len)) = zeroing.take() {
@@ -1570,8 +1573,8 @@ mod model {
             map.release(span.offset);
             let zone = Zone { map: Mutex::new(map), ahead: Ahead::new(), memory: Mutex::new(7) };
             zone.ahead.set_out(|slot| {
-                let (start, len, _) =
-                    zone.map.lock().unwrap().begin_zeroing(GRANULE, GRANULE, slot, |_, len| (len, true))?;
+                let all = |start, len| Some(Range { start, len });
+                let (start, len) = zone.map.lock().unwrap().begin_zeroing(GRANULE, GRANULE, slot, all)?;
                 Some(Range { start, len })
             });
             let zone = Arc::new(zone);

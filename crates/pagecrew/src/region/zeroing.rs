@@ -22,6 +22,9 @@ pub(super) const ZERO_SOON: usize = 4 << 20;
 /// A free range at least this long is looked at for pages that were never touched before it is zeroed, unless such spans are used whole.
 const SCAN_LEAST: usize = 4 << 20;
 
+/// In search of a piece to be zeroed ahead, so many huge pages are looked at for what of them is there: it is done with the zone locked.
+const LOOK_WINDOWS: usize = 16;
+
 /// What is known of the demand for zeroes, and what is being done about it.
 pub(super) struct Zeroing {
     /// Zeroed bytes asked for since the watcher last set some out, and whether any ever were.
@@ -154,34 +157,25 @@ impl Core {
         let mut missing = goal.saturating_sub(zeroed as usize + self.zeroing.ahead.under_way());
         let mut set_out = false;
         for zone in &self.zones {
-            let mut sparse = Vec::new();
             let mut inner = zone.lock();
             while missing > 0 {
-                let before = sparse.len();
+                // A helper must not wait for the kernel with a lock, nor add to what the program has: it gets only what is there. What
+                // isn't stays as it is: whoever asks for it next gives it back himself, and until then it takes nothing.
+                let mut windows = LOOK_WINDOWS;
                 let out = self.zeroing.ahead.set_out(|slot| {
-                    // A helper must not wait for the kernel with a lock, nor add to what the program has: it gets only what is there.
-                    let look = |offset, len| {
-                        let (part, sparse) = first_by_use(zone.at(offset, len), 1);
-                        (part.len, !sparse)
-                    };
-                    let (offset, len, worth) = inner.map.begin_zeroing(ZERO_STEP, ZERO_LEAST, slot, look)?;
-                    if !worth {
-                        sparse.push((offset, len));
-                        return None;
-                    }
+                    let (offset, len) = inner.map.begin_zeroing(ZERO_STEP, ZERO_LEAST, slot, |offset, len| {
+                        let found = first_resident(zone.at(offset, len), ZERO_STEP, &mut windows)?;
+                        Some(Range { start: found.start - zone.range.start, ..found })
+                    })?;
                     missing = missing.saturating_sub(len);
                     Some(zone.at(offset, len))
                 });
-                set_out |= out;
-                if !out && sparse.len() == before {
+                if !out {
                     break;
                 }
+                set_out = true;
             }
             self.publish(zone, &mut inner);
-            drop(inner);
-            for (offset, len) in sparse {
-                self.discard(crew, zone, offset, len);
-            }
         }
         if set_out {
             crew.call(0, Operation::Zero);
@@ -243,6 +237,21 @@ impl Core {
         }
         worked
     }
+}
+
+/// The first part of a range, of up to `most` bytes, of which any page is there, so that writing to it gives it no huge page that it did
+/// not have. Looks at no more than `windows` huge pages, of which it takes off what it has looked at.
+fn first_resident(range: Range, most: usize, windows: &mut usize) -> Option<Range> {
+    let mut rest = range;
+    while rest.len > 0 && *windows > 0 {
+        let (part, sparse) = first_by_use(Range { len: rest.len.min(most), ..rest }, 1);
+        *windows = windows.saturating_sub(part.len.div_ceil(HUGE_PAGE_SIZE));
+        if !sparse {
+            return Some(part);
+        }
+        rest = Range { start: part.end(), len: rest.len - part.len };
+    }
+    None
 }
 
 /// The first part of a range that is alike in whether less than one page of `of` is there, and whether it is less. Says nothing about what
