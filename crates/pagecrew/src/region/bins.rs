@@ -28,9 +28,18 @@ fn bin(pages: usize) -> usize {
     EXACT + (doubling - 4) * PER_DOUBLING + ((pages >> (doubling - 3)) & (PER_DOUBLING - 1))
 }
 
+/// Whether runs of so many pages are in the same list.
+pub(super) fn alike(pages: usize, others: usize) -> bool {
+    bin(pages) == bin(others)
+}
+
 impl Bins {
     pub fn new() -> Bins {
         Bins { first: [NONE; BINS], filled: [0; WORDS] }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.filled == [0; WORDS]
     }
 
     /// Adds the run at page `at`.
@@ -63,42 +72,70 @@ impl Bins {
         }
     }
 
-    /// The runs of one bin, the last added first.
-    fn list<'l>(&self, links: &'l Links, bin: usize) -> impl Iterator<Item = usize> + use<'l> {
-        let some = |at: u32| (at != NONE).then_some(at as usize);
-        std::iter::successors(some(self.first[bin]), move |&at| some(links.get(at).0))
-    }
-
-    /// The runs of the bins in which a run of `pages` may fit, shorter bins first. Those of the first bin may be a little too short.
+    /// The runs of the bins in which a run of `pages` may fit, shorter bins first, in each the last added first. Those of the first bin may
+    /// be a little too short.
     pub fn from<'l>(&'l self, links: &'l Links, pages: usize) -> impl Iterator<Item = usize> + use<'l> {
-        self.bins_from(bin(pages)).flat_map(move |bin| self.list(links, bin))
+        let mut next = bin(pages);
+        self.runs(links, move || {
+            let found = self.filled_from(next)?;
+            next = found + 1;
+            Some(found)
+        })
     }
 
-    /// The runs of at least about `least` pages, longer bins first.
+    /// The runs of at least about `least` pages, longer bins first, in each the last added first.
     pub fn down_to<'l>(&'l self, links: &'l Links, least: usize) -> impl Iterator<Item = usize> + use<'l> {
-        let least = bin(least);
-        self.bins_down().take_while(move |&bin| bin >= least).flat_map(move |bin| self.list(links, bin))
-    }
-
-    /// The filled bins from `bin` on.
-    fn bins_from(&self, bin: usize) -> impl Iterator<Item = usize> + use<'_> {
-        (bin / 64..WORDS).flat_map(move |word| {
-            let mask = if word == bin / 64 { u64::MAX << (bin % 64) } else { u64::MAX };
-            let first = self.filled[word] & mask;
-            std::iter::successors((first != 0).then_some(first), |&rest| {
-                Some(rest & (rest - 1)).filter(|&rest| rest != 0)
-            })
-            .map(move |rest| word * 64 + rest.trailing_zeros() as usize)
+        let (least, mut end) = (bin(least), BINS);
+        self.runs(links, move || {
+            let found = self.filled_below(end).filter(|&found| found >= least)?;
+            end = found;
+            Some(found)
         })
     }
 
-    /// The filled bins, the last one first.
-    fn bins_down(&self) -> impl Iterator<Item = usize> + use<'_> {
-        (0..WORDS).rev().flat_map(move |word| {
-            let all = self.filled[word];
-            let lower = |&rest: &u64| Some(rest ^ (1 << rest.ilog2())).filter(|&rest| rest != 0);
-            std::iter::successors((all != 0).then_some(all), lower).map(move |rest| word * 64 + rest.ilog2() as usize)
+    /// The runs of the bins that `next_bin` names.
+    fn runs<'l, N: FnMut() -> Option<usize>>(
+        &'l self,
+        links: &'l Links,
+        mut next_bin: N,
+    ) -> impl Iterator<Item = usize> + use<'l, N> {
+        let mut at = NONE;
+        std::iter::from_fn(move || {
+            while at == NONE {
+                at = self.first[next_bin()?];
+            }
+            let run = at as usize;
+            at = links.get(run).0;
+            Some(run)
         })
+    }
+
+    /// The first bin from `bin` on that has a run.
+    fn filled_from(&self, bin: usize) -> Option<usize> {
+        let (first, mask) = (bin / 64, u64::MAX << (bin % 64));
+        let mut word = first;
+        while word < WORDS {
+            let filled = self.filled[word] & if word == first { mask } else { u64::MAX };
+            if filled != 0 {
+                return Some(word * 64 + filled.trailing_zeros() as usize);
+            }
+            word += 1;
+        }
+        None
+    }
+
+    /// The last bin before `bin` that has a run.
+    fn filled_below(&self, bin: usize) -> Option<usize> {
+        let (last, mask) = (bin / 64, (1 << (bin % 64)) - 1);
+        let mut word = last + 1;
+        while word > 0 {
+            word -= 1;
+            let filled = self.filled.get(word).copied().unwrap_or(0) & if word == last { mask } else { u64::MAX };
+            if filled != 0 {
+                return Some(word * 64 + filled.ilog2() as usize);
+            }
+        }
+        None
     }
 }
 

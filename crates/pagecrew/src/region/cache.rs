@@ -266,10 +266,13 @@ impl CpuCaches {
         page < self.map.pages() && (page * PAGE_SIZE) >> (self.zone_shift + 1) == self.node(cpu)
     }
 
-    /// What was counted on `cpu` since the last call.
-    pub(super) fn tally(&self, cpu: usize) -> Tally {
+    /// What was counted on `cpu` since the last call; `None` for nothing.
+    pub(super) fn tally(&self, cpu: usize) -> Option<Tally> {
         let mut tally = Tally::default();
         let Line { counts: line, .. } = self.stacks.line(cpu);
+        if line[TAKEN..HELD].iter().all(|counter| counter.load(Relaxed) == 0) {
+            return None;
+        }
         for kind in [0, 1] {
             let [taken, put] = [TAKEN, PUT].map(|counter| line[counter + kind].swap(0, Relaxed));
             let bytes = |counted: usize| (counted >> CALLS) * PAGE_SIZE;
@@ -279,7 +282,7 @@ impl CpuCaches {
             tally.held_change[kind] = bytes(put).wrapping_sub(bytes(taken));
             line[HELD + kind].fetch_add(tally.held_change[kind], Relaxed);
         }
-        tally
+        Some(tally)
     }
 
     /// Takes every span of this CPU out, for `release` to give the one that begins at a page of the arena back to its zone. Returns how
@@ -408,10 +411,10 @@ mod tests {
             assert_eq!([put(caches, START), put(caches, START + (1 << SHIFT))], [Ok(()), Ok(())]);
             assert_eq!(take(caches, 64 << 10), Some(0));
             let tally = Tally { taken: 1, taken_bytes: 64 << 10, put: 2, held_change: [0, 1 << 20] };
-            assert_eq!([caches.tally(cpu), caches.tally(cpu)], [tally, Tally::default()]);
+            assert_eq!([caches.tally(cpu), caches.tally(cpu)], [Some(tally), None]);
             span(1 << 20, 4 << 20);
             assert_eq!(put(caches, START + (1 << 20)), Err(Uncached::LookAfter(4 << 20)), "4 MiB more");
-            assert_eq!(caches.tally(cpu).held_change, [4 << 20, 0]);
+            assert_eq!(caches.tally(cpu).unwrap().held_change, [4 << 20, 0]);
             assert_eq!(caches.emptied(cpu).map(usize::wrapping_neg), [4 << 20, 1 << 20]);
             assert_eq!(caches.emptied(cpu), [0, 0]);
         });

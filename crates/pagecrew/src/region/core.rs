@@ -393,63 +393,66 @@ impl Core {
     /// Retained memory comes first: of the kind that is wanted and, where small pages are wanted, with huge pages too, since it is there
     /// already. Before anything fresh is taken, what waits on this CPU goes to its zones and is joined there, where that may be enough; and
     /// what waits on any CPU where the program's peak would be raised.
-    pub fn allocate(&self, topology: &Topology, need: Need) -> Option<(&Zone, Grant)> {
+    pub fn allocate(&self, topology: &Topology, need: Need, grant: &mut Grant) -> Option<&Zone> {
         let Need { len, class, want, huge, .. } = need;
         let align = if huge && len >= ALIGNED_LEAST { need.align.max(HUGE_PAGE_SIZE) } else { need.align };
         let request = |fresh| Request { len, align, want, class, revocable: self.can_revoke(), fresh };
         let own = self.node(topology);
         let zone = |node: usize, huge: bool| &self.zones[2 * node + huge as usize];
-        let retained = || {
+        let retained = |grant: &mut Grant| {
             let other = (!huge && self.options.huge_pages).then(|| zone(own, true));
-            [Some(zone(own, huge)), other].into_iter().flatten().find_map(|zone| {
+            [Some(zone(own, huge)), other].into_iter().flatten().find(|zone| {
                 let any = zone.frontier.load(Ordering::Relaxed) > zone.range.start;
-                any.then(|| self.allocate_in(zone, &request(false))).flatten().map(|grant| (zone, grant))
+                any && self.allocate_in(zone, &request(false), grant)
             })
         };
         if want != Want::AddressSpace {
             self.sum_up_own();
             let waiting = || self.density.share_of(self.cached_of(0)) + self.cached_of(1);
-            let found =
-                retained().or_else(|| (waiting() >= len / 2 && self.drain_here()).then(retained).flatten()).or_else(
-                    || (waiting() >= len / 8 && self.exceeds_peak(len) && self.drain_caches()).then(retained).flatten(),
-                );
+            let mut found = retained(grant);
+            if found.is_none() && waiting() >= len / 2 && self.drain_here() {
+                found = retained(grant);
+            }
+            if found.is_none() && waiting() >= len / 8 && self.exceeds_peak(len) && self.drain_caches() {
+                found = retained(grant);
+            }
             if found.is_some() {
                 return found;
             }
         }
         (0..topology.nodes()).find_map(|step| {
             let zone = zone((own + step) % topology.nodes(), huge);
-            self.allocate_in(zone, &request(true)).map(|grant| (zone, grant))
+            self.allocate_in(zone, &request(true), grant).then_some(zone)
         })
     }
 
-    fn allocate_in(&self, zone: &Zone, request: &Request) -> Option<Grant> {
+    /// Returns whether there was room.
+    fn allocate_in(&self, zone: &Zone, request: &Request, grant: &mut Grant) -> bool {
         // A small arena, as under RLIMIT_AS, is not aligned to more than a huge page.
         if !zone.range.start.is_multiple_of(request.align) {
-            return None;
+            return false;
         }
-        let mut guard = zone.lock_unless(&self.forking)?;
+        let Some(mut guard) = zone.lock_unless(&self.forking) else { return false };
         let inner = &mut *guard;
         if request.want == Want::Zeroes {
             self.take_in(zone, inner);
         }
-        let grant = inner.map.allocate(request);
-        if let Some(grant) = &grant {
-            self.revoke(&grant.pieces);
+        if !inner.map.allocate_into(request, grant) {
+            return false;
         }
+        self.revoke(&grant.pieces);
         self.publish(zone, inner);
         drop(guard);
-        let grant = grant?;
         if !self.commit(zone, &grant.pieces) {
             let mut inner = zone.lock();
-            inner.map.undo(&grant);
+            inner.map.undo(grant);
             self.publish(zone, &mut inner);
-            return None;
+            return false;
         }
         if self.guards {
             self.install_guard(zone, grant.offset, grant.len);
         }
-        Some(grant)
+        true
     }
 
     /// Puts a guard on the last page of a span.
@@ -467,6 +470,7 @@ impl Core {
     pub fn revoke(&self, pieces: &Pieces) {
         for piece in pieces.iter() {
             let State::Zeroing(slot) = piece.state else { continue };
+            let slot = usize::from(slot);
             match self.zeroing.ahead.revoke(slot) {
                 Revoked::Idle => {}
                 Revoked::Interrupted => self.counters().stragglers_bypassed.add(1),
@@ -548,7 +552,7 @@ impl Core {
     #[cold]
     #[inline(never)]
     pub fn sum_up(&self, cpu: usize) {
-        let tally = self.caches.tally(cpu);
+        let Some(tally) = self.caches.tally(cpu) else { return };
         self.counters().allocations.add(tally.taken as u64);
         self.counters().allocated_bytes.add(tally.taken_bytes as u64);
         self.counters().reused_bytes.add(tally.taken_bytes as u64);

@@ -56,7 +56,7 @@ use crate::sys::topology::Topology;
 use crate::sys::zero::{self, Use};
 use crate::sys::{Errno, PAGE_SIZE, clock, round_up};
 pub use cache::{CpuCaches, Taken, Uncached};
-use spans::{Segment, State, Want};
+use spans::{Grant, Segment, State, Want};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::MutexGuard;
@@ -199,7 +199,8 @@ impl Region {
     pub fn allocate_uncounted(&self, size: usize) -> Option<NonNull<u8>> {
         let len = round_up(size, PAGE_SIZE).filter(|&len| len > 0)?;
         let need = Need { len, class: 0, align: 1, want: Want::Any, huge: false };
-        let (zone, grant) = self.core().allocate(self.crew.topology(), need)?;
+        let mut grant = Grant::new();
+        let zone = self.core().allocate(self.crew.topology(), need, &mut grant)?;
         Some(Self::pointer(zone.range.start + grant.offset))
     }
 
@@ -243,7 +244,8 @@ impl Region {
         let out_of_memory = AllocateError::OutOfMemory { size };
         let len = round_up(size, PAGE_SIZE).filter(|&len| len > 0 && !core.exceeds_memory(len)).ok_or(out_of_memory)?;
         let need = Need { len, class: 0, align, want: Want::AddressSpace, huge: core.options.huge_pages };
-        let (zone, grant) = core.allocate(self.crew.topology(), need).ok_or(out_of_memory)?;
+        let mut grant = Grant::new();
+        let zone = core.allocate(self.crew.topology(), need, &mut grant).ok_or(out_of_memory)?;
         Ok(Self::pointer(zone.range.start + grant.offset))
     }
 
@@ -262,9 +264,11 @@ impl Region {
         let class = if align > PAGE_SIZE { 0 } else { class };
         let huge = core.wants_huge_pages(len) || (align.min(len) >= HUGE_PAGE_SIZE && core.options.huge_pages);
         let need = Need { len, class, align, want, huge };
-        let allocate = || core.allocate(self.crew.topology(), need);
-        let retry = || self.reclaim_all().then(allocate).flatten();
-        let (zone, grant) = allocate().or_else(retry).ok_or(out_of_memory)?;
+        let mut grant = Grant::new();
+        let allocate = |grant: &mut Grant| core.allocate(self.crew.topology(), need, grant);
+        let first = allocate(&mut grant);
+        let retry = || self.reclaim_all().then(|| allocate(&mut grant)).flatten();
+        let zone = first.or_else(retry).ok_or(out_of_memory)?;
         // The zone may have made it longer.
         let len = grant.len;
         let reused = grant.pieces.backed();

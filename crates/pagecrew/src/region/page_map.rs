@@ -66,7 +66,7 @@ fn encode(segment: &Segment) -> u64 {
 }
 
 fn decode(word: u64) -> Option<Segment> {
-    let tag = (word >> TAG & 0xff) as usize;
+    let tag = (word >> TAG) as u8;
     let (state, class) = match word & STATES {
         RESERVED => (State::Reserved, 0),
         IN_USE | IN_USE_ALONE => (State::InUse, tag),
@@ -86,7 +86,7 @@ fn decode(word: u64) -> Option<Segment> {
         fresh: word & FRESH != 0,
         wiped: word & WIPED != 0,
     };
-    Some(Segment { len: (word >> PAGES) as usize * PAGE_SIZE, state, marks, class: class as u8 })
+    Some(Segment { len: (word >> PAGES) as usize * PAGE_SIZE, state, marks, class })
 }
 
 /// What the map said of a span that was taken out of use for its cache, or out of its cache for use.

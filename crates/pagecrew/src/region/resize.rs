@@ -1,7 +1,7 @@
 //! Spans that become longer or shorter: where they are, by moving their pages, or by a copy.
 
 use super::core::{Core, Need, Zone};
-use super::spans::{Marks, Segment, Want};
+use super::spans::{Grant, Marks, Segment, Want};
 use super::{AllocateError, PointerError, Region};
 use crate::crew::Employer;
 use crate::sys::memory::{self, Range};
@@ -123,7 +123,8 @@ impl Region {
         let core = self.core();
         let align = if huge { HUGE_PAGE_SIZE } else { PAGE_SIZE };
         let need = Need { len: to.len, class: 0, align, want: Want::AddressSpace, huge };
-        let (new_zone, grant) = core.allocate(self.crew.topology(), need)?;
+        let mut grant = Grant::new();
+        let new_zone = core.allocate(self.crew.topology(), need, &mut grant)?;
         let new = Self::pointer(new_zone.range.start + grant.offset);
         let mut inner = zone.lock();
         core.remove_guard(zone, &mut inner, offset);

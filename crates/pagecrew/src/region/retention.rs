@@ -99,9 +99,15 @@ impl Retention {
 
     /// Takes note of how much is retained and in use now.
     pub fn note(&self, retained: usize, in_use: usize) {
-        self.least_retained.fetch_min(retained, Ordering::Relaxed);
-        self.peak_in_use.fetch_max(in_use, Ordering::Relaxed);
-        self.recent_in_use.fetch_max(in_use, Ordering::Relaxed);
+        // Each is looked at first: it rarely changes, and then no other CPU loses the line.
+        if retained < self.least_retained.load(Ordering::Relaxed) {
+            self.least_retained.fetch_min(retained, Ordering::Relaxed);
+        }
+        for most in [&self.peak_in_use, &self.recent_in_use] {
+            if in_use > most.load(Ordering::Relaxed) {
+                most.fetch_max(in_use, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Looks at the group's limit once, before the program begins: for a region without a watcher, since files are not read on the

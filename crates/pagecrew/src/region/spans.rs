@@ -23,7 +23,7 @@
 //! that is being zeroed may be allocated (its helper is revoked); one that is being discarded may not, because a discard that
 //! was delayed would take the new owner's data.
 
-use super::bins::Bins;
+use super::bins::{self, Bins};
 use super::bits::Bits;
 use super::links::Links;
 use super::page_map::PageMap;
@@ -47,7 +47,7 @@ pub enum State {
     /// Free, backed by pages that are all zero.
     Zeroed,
     /// Free, being zeroed by the helper with this number.
-    Zeroing(usize),
+    Zeroing(u8),
     /// Free, being given back.
     Discarding,
     /// Not the zone's any more: others may have mapped something there.
@@ -219,6 +219,19 @@ pub struct Grant {
     pub len: usize,
     /// Its pieces in order.
     pub pieces: Pieces,
+}
+
+impl Grant {
+    /// Room for what is about to be allocated.
+    pub fn new() -> Grant {
+        Grant { offset: 0, len: 0, pieces: Pieces::new() }
+    }
+}
+
+impl Default for Grant {
+    fn default() -> Grant {
+        Grant::new()
+    }
 }
 
 /// The map of one zone.
@@ -547,9 +560,11 @@ impl SpanMap {
         };
         let bins = &self.available[index];
         let mut best: Option<(usize, usize)> = None;
-        for found in bins.from(&self.links, request.len / PAGE).take(CANDIDATES).filter_map(place) {
+        for page in bins.from(&self.links, request.len / PAGE).take(CANDIDATES) {
+            let Some(found) = place(page) else { continue };
             best = Some(best.map_or(found, |best| best.min(found)));
-            if found.0 == request.len {
+            // Those of the next bins are longer.
+            if best.is_some_and(|(size, _)| size == request.len || !bins::alike(size / PAGE, found.0 / PAGE)) {
                 break;
             }
         }
@@ -588,6 +603,11 @@ impl SpanMap {
     /// Where the span fits in a run of segments that holds as much retained memory as can be found quickly.
     fn fit_in_run(&self, request: &Request) -> Option<usize> {
         let Request { len, align, .. } = *request;
+        // Dirty segments that lie side by side are one, but for those that were moved: without other kinds there is no run.
+        let kinds_of_neighbours = (request.fresh, self.bytes.retained_zeroed, self.available[3].is_empty(), self.moved);
+        if kinds_of_neighbours == (false, 0, true, 0) {
+            return None;
+        }
         // Below that, extending a small piece would cost more in fragmentation than it saves in page faults.
         let least = (len / 8 / PAGE).max(1);
         let kinds: &[usize] = if request.revocable { &[1, 2, 3] } else { &[1, 2] };
@@ -606,6 +626,15 @@ impl SpanMap {
     /// # Panics
     /// If the length is 0 or not whole pages.
     pub fn allocate(&mut self, request: &Request) -> Option<Grant> {
+        let mut grant = Grant::new();
+        self.allocate_into(request, &mut grant).then_some(grant)
+    }
+
+    /// As [`SpanMap::allocate`], with room for the grant that need not be moved; says whether there is one.
+    ///
+    /// # Panics
+    /// As [`SpanMap::allocate`].
+    pub fn allocate_into(&mut self, request: &Request, grant: &mut Grant) -> bool {
         assert!(request.len > 0 && request.len.is_multiple_of(PAGE));
         let request =
             Request { align: request.align.max(PAGE), len: self.len_here(request.len, request.class), ..*request };
@@ -623,14 +652,16 @@ impl SpanMap {
                 let fresh = || self.fit_in_one(0, &request).or_else(|| self.fit_at_top(&request));
                 let offset = if request.fresh { fresh() } else { None };
                 offset.map(|offset| self.with_what_lies_before(offset, &request))
-            })?;
-        let (pieces, marks) = self.cut_out(offset, len);
-        self.keep_rest_of_granules(offset, len, &pieces);
-        let fresh = pieces.backed() == 0;
+            });
+        let Some(offset) = offset else { return false };
+        (grant.offset, grant.len) = (offset, len);
+        let marks = self.cut_out(offset, len, &mut grant.pieces);
+        self.keep_rest_of_granules(offset, len, &grant.pieces);
+        let fresh = grant.pieces.backed() == 0;
         let marks = Marks { fresh, ..marks };
         let class = self.class_here(len, request.class);
         self.put(offset, Segment { len, state: State::InUse, marks, class });
-        Some(Grant { offset, len, pieces })
+        true
     }
 
     /// What was address space around a new span in the huge pages that it begins and ends in gets pages with it: zero pages, which
@@ -715,8 +746,8 @@ impl SpanMap {
     }
 
     /// Removes all that is in `[offset, offset + len)`, for the caller to put something in its place. What remains of a segment
-    /// that was being zeroed is dirty.
-    fn cut_out(&mut self, offset: usize, len: usize) -> (Pieces, Marks) {
+    /// that was being zeroed is dirty. Returns the marks of all of it.
+    fn cut_out(&mut self, offset: usize, len: usize, pieces: &mut Pieces) -> Marks {
         let end = offset + len;
         if end > self.top {
             // What lies behind the top becomes segments first: a gap before the span, and its part of the span.
@@ -731,10 +762,20 @@ impl SpanMap {
                 }
             }
         }
+        pieces.count = 0;
+        if let Some((start, segment)) = self.segment_of(offset)
+            && start + segment.len >= end
+        {
+            // What nearly always happens: all of it lies in one segment.
+            self.take(start);
+            self.put_rest(end, Segment { len: start + segment.len - end, ..segment });
+            self.put_rest(start, Segment { len: offset - start, ..segment });
+            pieces.push(Piece { offset, len, state: segment.state, marks: segment.marks });
+            return segment.marks.lasting();
+        }
         self.split_at(offset);
         self.split_at(end);
-        let (mut pieces, mut marks) = (Pieces::new(), Marks::default());
-        let mut at = offset;
+        let (mut at, mut marks) = (offset, Marks::default());
         while at < end {
             let segment = self.take(at);
             marks = marks.join(segment.marks);
@@ -746,11 +787,21 @@ impl SpanMap {
                 self.return_to_dirty(offset, end, helper);
             }
         }
-        (pieces, marks)
+        marks
+    }
+
+    /// Puts back what is left of a segment that something was cut out of, if anything.
+    fn put_rest(&mut self, offset: usize, rest: Segment) {
+        match rest.state {
+            _ if rest.len == 0 => {}
+            // Its helper is revoked.
+            State::Zeroing(_) => self.put_joined(offset, Segment { state: State::Dirty, ..rest }),
+            _ => self.put(offset, rest),
+        }
     }
 
     /// The parts of a revoked segment that were not allocated, on either side of the allocated range, are dirty again.
-    fn return_to_dirty(&mut self, start: usize, end: usize, helper: usize) {
+    fn return_to_dirty(&mut self, start: usize, end: usize, helper: u8) {
         let before = self.before(start);
         let after = self.at(end).map(|segment| (end, segment));
         for (at, segment) in before.into_iter().chain(after) {
@@ -832,7 +883,8 @@ impl SpanMap {
                 return None;
             }
         }
-        let (pieces, marks) = self.cut_out(end, wanted_end - end);
+        let mut pieces = Pieces::new();
+        let marks = self.cut_out(end, wanted_end - end, &mut pieces);
         self.take(offset);
         let marks = Marks { guarded: segment.marks.guarded, ..segment.marks.join(marks) };
         self.put(offset, Segment { len, state: State::InUse, marks, class });
@@ -891,7 +943,7 @@ impl SpanMap {
         &mut self,
         most: usize,
         least: usize,
-        helper: usize,
+        helper: u8,
         mut find: impl FnMut(usize, usize) -> Option<Range>,
     ) -> Option<(usize, usize)> {
         let candidates = self.available[1].down_to(&self.links, least / PAGE).take(CANDIDATES);
@@ -907,7 +959,7 @@ impl SpanMap {
     }
 
     /// Says that the helper has zeroed what it took at `offset`. Returns false if it was revoked meanwhile.
-    pub fn finish_zeroing(&mut self, offset: usize, helper: usize, whole: bool) -> bool {
+    pub fn finish_zeroing(&mut self, offset: usize, helper: u8, whole: bool) -> bool {
         match self.at(offset) {
             Some(segment) if segment.state == State::Zeroing(helper) => {
                 self.take(offset);

@@ -163,7 +163,7 @@ impl Core {
                 // isn't stays as it is: whoever asks for it next gives it back himself, and until then it takes nothing.
                 let mut windows = LOOK_WINDOWS;
                 let out = self.zeroing.ahead.set_out(|slot| {
-                    let (offset, len) = inner.map.begin_zeroing(ZERO_STEP, ZERO_LEAST, slot, |offset, len| {
+                    let (offset, len) = inner.map.begin_zeroing(ZERO_STEP, ZERO_LEAST, slot as u8, |offset, len| {
                         let found = first_resident(zone.at(offset, len), ZERO_STEP, &mut windows)?;
                         Some(Range { start: found.start - zone.range.start, ..found })
                     })?;
@@ -201,7 +201,7 @@ impl Core {
     /// Takes in what helpers have zeroed of a zone, which is locked.
     pub fn take_in(&self, zone: &Zone, inner: &mut Inner) {
         self.zeroing.ahead.collect(zone.range, |Done { slot, range, whole, took_ns }| {
-            if inner.map.finish_zeroing(range.start - zone.range.start, slot, whole) {
+            if inner.map.finish_zeroing(range.start - zone.range.start, slot as u8, whole) {
                 self.counters().zeroed_in_background_bytes.add(range.len as u64);
                 self.counters().background_zero_ns.add(took_ns);
             }
