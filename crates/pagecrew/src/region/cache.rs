@@ -178,9 +178,12 @@ impl CpuCaches {
         self.employ(page, line)
     }
 
-    /// As [`CpuCaches::take`], with and without restartable sequences.
+    /// As [`CpuCaches::take`] where there are no restartable sequences; with them, that has said all there is to say.
     #[cold]
     pub(super) fn take_slowly(&self, size: usize) -> Option<Taken> {
+        if self.stacks.restartable() {
+            return None;
+        }
         let (page, line) = self.stacks.pop_slowly(classes::class_for(size))?;
         self.employ(page, line)
     }
@@ -291,14 +294,20 @@ impl CpuCaches {
         self.stacks.drain_here(|page| release(page as usize))
     }
 
-    /// As [`CpuCaches::drain_here`] for all CPUs; interrupts those that run this program.
-    pub(super) fn drain_all(&self, mut release: impl FnMut(usize)) -> usize {
-        self.stacks.drain(|page| release(page as usize))
+    /// As [`CpuCaches::drain_here`] for all CPUs; interrupts those that run this program. `closed` is called when nobody can put or take any
+    /// more, before the first span comes out.
+    pub(super) fn drain_all(&self, closed: impl FnOnce(), mut release: impl FnMut(usize)) -> usize {
+        self.stacks.drain(closed, |page| release(page as usize))
     }
 
-    /// Everything that `cpu` held was taken out. Returns the change in bytes as in [`Tally::held_change`].
-    pub(super) fn emptied(&self, cpu: usize) -> [usize; 2] {
-        [0, 1].map(|kind| self.stacks.line(cpu).counts[HELD + kind].swap(0, Relaxed).wrapping_neg())
+    /// A span of `len` bytes was drained from `cpu`.
+    pub(super) fn note_drained(&self, cpu: usize, kind: usize, len: usize) {
+        self.stacks.line(cpu).counts[HELD + kind].fetch_sub(len, Relaxed);
+    }
+
+    /// What `cpu` holds, with small pages and with huge pages, as far as was counted until now; from now on it holds nothing. It wraps.
+    pub(super) fn forget_held(&self, cpu: usize) -> [usize; 2] {
+        [0, 1].map(|kind| self.stacks.line(cpu).counts[HELD + kind].swap(0, Relaxed))
     }
 
     /// In a forked child.
@@ -415,8 +424,9 @@ mod tests {
             span(1 << 20, 4 << 20);
             assert_eq!(put(caches, START + (1 << 20)), Err(Uncached::LookAfter(4 << 20)), "4 MiB more");
             assert_eq!(caches.tally(cpu).unwrap().held_change, [4 << 20, 0]);
-            assert_eq!(caches.emptied(cpu).map(usize::wrapping_neg), [4 << 20, 1 << 20]);
-            assert_eq!(caches.emptied(cpu), [0, 0]);
+            caches.note_drained(cpu, 0, 1 << 20);
+            assert_eq!(caches.forget_held(cpu), [3 << 20, 1 << 20]);
+            assert_eq!(caches.forget_held(cpu), [0, 0]);
         });
     }
 

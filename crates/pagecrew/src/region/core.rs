@@ -10,14 +10,16 @@ use super::hook::{self, HookSlot};
 use super::options::Options;
 use super::page_map::PageMap;
 use super::retention::Retention;
+use super::reuse::Reuse;
 use super::spans::{Grant, Marks, Pieces, Request, Segment, SpanMap, State, Want};
 use super::zeroing::Zeroing;
 use crate::crew::ahead::Revoked;
 use crate::crew::{Crew, Employer, Task, Tick};
-use crate::stats::{Counters, StatsPage};
+use crate::stats::{Counters, MAX_ZONES, StatsPage};
 use crate::sys::memory::{self, Advice, Protection, Range};
-use crate::sys::topology::{MAX_NODES, Topology};
+use crate::sys::topology::{self, MAX_NODES, Topology};
 use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, procfs, sched};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -51,6 +53,7 @@ pub(super) struct Zone {
 
 pub(super) struct Inner {
     pub map: SpanMap,
+    reuse: Reuse,
     /// What this zone last added to the region's sums.
     retained: usize,
     discarding: usize,
@@ -117,6 +120,7 @@ impl Zone {
         huge: bool,
         exact: bool,
         advice: Option<bool>,
+        cpus: usize,
     ) -> Result<Zone, Errno> {
         let mut map = SpanMap::on(pages, if huge { HUGE_PAGE_SIZE } else { PAGE_SIZE })?;
         if exact {
@@ -128,7 +132,7 @@ impl Zone {
             huge,
             advice,
             pages: map.page_map(),
-            inner: Mutex::new(Inner { map, retained: 0, discarding: 0, used: 0 }),
+            inner: Mutex::new(Inner { map, reuse: Reuse::new(cpus), retained: 0, discarding: 0, used: 0 }),
             frontier: AtomicUsize::new(range.start),
             frontier_lock: Mutex::new(()),
             cached: AtomicUsize::new(0),
@@ -245,6 +249,7 @@ impl Core {
         let aligned = zone_len >= ZONE_ALIGN;
         // One for the whole arena, so that an address says where to look by itself.
         let map = PageMap::new(2 * nodes * (zone_len / PAGE_SIZE))?;
+        let cpus = topology::possible_cpus();
         let mut zones = Vec::with_capacity(2 * nodes);
         for node in 0..nodes {
             for huge in [false, true] {
@@ -260,7 +265,7 @@ impl Core {
                     .publish(crate::stats::ZoneBytes { reserved: range.len as u64, ..Default::default() });
                 let pages = zone_len / PAGE_SIZE;
                 let pages = map.part(zones.len() * pages, pages, huge);
-                zones.push(Zone::new(range, pages, node, huge, arena.exact(), advice)?);
+                zones.push(Zone::new(range, pages, node, huge, arena.exact(), advice, cpus)?);
             }
         }
         stats.set_zone_count(zones.len());
@@ -388,6 +393,12 @@ impl Core {
         self.options.huge_pages && keeps && !self.cramped() && self.density.wants_huge_pages(len, self.in_use())
     }
 
+    /// Whether a span that was address space when it was handed out still is its first user's.
+    pub fn is_its_first_users(&self, span: Range) -> bool {
+        let span_now = self.zone_of(span.start).and_then(|zone| zone.in_use_at(span.start - zone.range.start));
+        span_now.is_some_and(|now| now.len == span.len && now.marks.fresh)
+    }
+
     /// Cuts a span out of a zone of the calling thread's node, or of another if that is full.
     ///
     /// Retained memory comes first: of the kind that is wanted and, where small pages are wanted, with huge pages too, since it is there
@@ -439,6 +450,9 @@ impl Core {
         }
         if !inner.map.allocate_into(request, grant) {
             return false;
+        }
+        if request.class != 0 && !inner.reuse.may_wait(self.caches.here(), request.class) {
+            inner.map.take_class(grant.offset);
         }
         self.revoke(&grant.pieces);
         self.publish(zone, inner);
@@ -567,9 +581,14 @@ impl Core {
     /// What waits on a CPU has changed.
     fn note_held(&self, cpu: usize, change: [usize; 2]) {
         for (kind, change) in change.into_iter().enumerate().filter(|&(_, change)| change != 0) {
-            self.cached[kind].fetch_add(change, Ordering::Relaxed);
-            self.zones[2 * self.caches.node(cpu) + kind].cached.fetch_add(change, Ordering::Relaxed);
+            self.note_cached(2 * self.caches.node(cpu) + kind, change);
         }
+    }
+
+    /// What waits in caches of the spans of zone number `zone` has changed.
+    fn note_cached(&self, zone: usize, change: usize) {
+        self.cached[zone % 2].fetch_add(change, Ordering::Relaxed);
+        self.zones[zone].cached.fetch_add(change, Ordering::Relaxed);
     }
 
     /// As [`Core::sum_up`] for this CPU.
@@ -591,50 +610,72 @@ impl Core {
     }
 
     /// Gives every span that waits in a cache back to its zone. Returns whether there was any.
+    ///
+    /// What was counted wrong until then, since counting costs no atomic exchange, is right again: what nobody can change is compared with
+    /// what is found.
     pub fn drain_caches(&self) -> bool {
-        let mut len = 0;
-        let any = self.caches.drain_all(|page| len += self.release_cached(page)) > 0;
-        if any {
-            self.caches.used().for_each(|cpu| self.note_drained(cpu));
-            self.target_after_caching(len);
+        // How much more was counted than is found, of each zone; wraps.
+        let missing = [const { Cell::new(0usize) }; MAX_ZONES];
+        let closed = || {
+            for cpu in self.caches.used() {
+                self.sum_up(cpu);
+                for (kind, held) in self.caches.forget_held(cpu).into_iter().enumerate() {
+                    missing[2 * self.caches.node(cpu) + kind].update(|sum| sum.wrapping_add(held));
+                }
+            }
+        };
+        let release = |page| {
+            let (zone, len) = self.release_cached(page);
+            missing[zone].update(|sum| sum.wrapping_sub(len));
+        };
+        let any = self.caches.drain_all(closed, release) > 0;
+        for (zone, missing) in missing.iter().enumerate().filter(|(_, missing)| missing.get() != 0) {
+            self.note_cached(zone, missing.get().wrapping_neg());
         }
         any
     }
 
     /// As [`Core::drain_caches`] for this CPU, which disturbs no other.
     fn drain_here(&self) -> bool {
-        let (cpu, mut len) = (self.caches.here(), 0);
-        let any = self.caches.drain_here(|page| len += self.release_cached(page)) > 0;
-        if any {
-            self.note_drained(cpu);
-            self.target_after_caching(len);
-        }
-        any
-    }
-
-    fn release_cached(&self, page: usize) -> usize {
-        let address = self.address(page);
-        self.zone_of(address).map_or(0, |zone| self.release_retired(zone, address - zone.range.start))
-    }
-
-    /// What was free is free: only its place has changed.
-    fn note_drained(&self, cpu: usize) {
+        let cpu = self.caches.here();
         self.sum_up(cpu);
-        let change = self.caches.emptied(cpu);
-        self.note_held(cpu, change);
-        self.target_after_caching(change[0].wrapping_add(change[1]));
+        let release = |page| {
+            let (zone, len) = self.release_cached(page);
+            self.caches.note_drained(cpu, zone % 2, len);
+        };
+        self.caches.drain_here(release) > 0
     }
 
-    /// Gives a span that was retired and is in no cache back to its zone. Returns its length in bytes.
-    pub fn release_retired(&self, zone: &Zone, offset: usize) -> usize {
+    /// Gives the span that begins at `page` of the arena, and came out of a cache, back to its zone. Returns the zone's number and the
+    /// span's length.
+    fn release_cached(&self, page: usize) -> (usize, usize) {
+        let number = (page * PAGE_SIZE) >> self.zone_shift;
+        let zone = &self.zones[number];
+        let offset = self.address(page) - zone.range.start;
+        let len = zone.pages.get(offset / PAGE_SIZE).map_or(0, |span| span.len);
+        self.release_retired(zone, offset, false);
+        // It was free before as well: only its place has changed.
+        self.note_cached(number, len.wrapping_neg());
+        (number, len)
+    }
+
+    /// Takes note that the program gave a span of `len` bytes back to its zone.
+    pub fn note_came_back(&self, inner: &mut Inner, len: usize) {
+        inner.reuse.came_back(self.caches.here(), inner.map.class_of(len));
+    }
+
+    /// Gives a span that was retired and is in no cache back to its zone, whether it was `freed` just now or lay in a cache.
+    pub fn release_retired(&self, zone: &Zone, offset: usize, freed: bool) {
         let mut inner = match zone.lock_unless(&self.forking) {
             Some(inner) => inner,
-            None if zone.park(offset / PAGE_SIZE) => return 0,
+            None if zone.park(offset / PAGE_SIZE) => return,
             None => zone.lock(),
         };
         let len = inner.map.release_retained(offset);
+        if freed {
+            self.note_came_back(&mut inner, len);
+        }
         self.publish(zone, &mut inner);
-        len
     }
 
     /// Before a fork: the ranges that a child does not need are marked so that the kernel does not copy them. Where it refuses, the child

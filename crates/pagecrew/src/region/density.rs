@@ -97,14 +97,15 @@ impl Density {
         self.kinds[kind_of(len)].verdict.load(Relaxed) == DENSE
     }
 
-    /// Takes note of a fresh span with small pages, and looks at one of its kind that was handed out before it.
-    pub fn handed_out(&self, span: Range) {
+    /// Takes note of a fresh span with small pages, and looks at one of its kind that was handed out before it, if its first user still
+    /// has it as `is_his` says: what others touch after him would add up.
+    pub fn handed_out(&self, span: Range, is_his: impl Fn(Range) -> bool) {
         let kind = &self.kinds[kind_of(span.len)];
         let count = kind.chances.fetch_add(1, Relaxed) + 1;
         let seen = Range { start: kind.seen.load(Relaxed), len: kind.seen_len.load(Relaxed) };
-        if seen.start != 0 && kind.due(count) {
-            // It may be somebody else's by now, or free, or its user is only just beginning: that it has pages says something, that it has
-            // none doesn't. Nothing is read but which pages there are.
+        if seen.start != 0 && kind.due(count) && is_his(seen) {
+            // Its user may be only just beginning: that it has pages says something, that it has none doesn't. Nothing is read but which
+            // pages there are.
             let touched = resident(seen);
             if touched.verdict() == Some(DENSE) {
                 self.note(span.len, touched);
@@ -226,9 +227,13 @@ mod tests {
         let size = 4 << 20;
         assert!(!density.wants_huge_pages(size, 1 << 30));
         let (first, second) = (span(size, false), span(size, false));
-        density.handed_out(first);
+        density.handed_out(first, |_| false);
         touch(first, PAGE_SIZE);
-        density.handed_out(second);
+        let somebody_elses = Density::new();
+        somebody_elses.handed_out(first, |_| false);
+        somebody_elses.handed_out(second, |_| false);
+        assert!(!somebody_elses.wants_huge_pages(size, 1 << 30));
+        density.handed_out(second, |seen| seen == first);
         assert!(density.wants_huge_pages(size, 1 << 30));
         assert!(!density.wants_huge_pages(size, 1 << 20), "not in a small program");
         assert!(!density.wants_huge_pages(16 << 20, 1 << 30), "not of another size");
@@ -280,11 +285,11 @@ mod tests {
         let density = Density::new();
         let size = 4 << 20;
         let first = span(size, false);
-        density.handed_out(first);
-        density.handed_out(span(size, false));
+        density.handed_out(first, |_| true);
+        density.handed_out(span(size, false), |seen| seen == first);
         assert!(!density.wants_huge_pages(size, 1 << 30));
         touch(first, PAGE_SIZE);
-        density.handed_out(span(size, false));
+        density.handed_out(span(size, false), |seen| seen == first);
         assert!(density.wants_huge_pages(size, 1 << 30));
     }
 

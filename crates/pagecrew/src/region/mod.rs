@@ -34,6 +34,7 @@ pub mod page_map;
 pub mod policy;
 mod resize;
 mod retention;
+mod reuse;
 pub(crate) mod signals;
 pub mod spans;
 #[cfg(test)]
@@ -281,7 +282,7 @@ impl Region {
         core.note_want(want, len, &grant.pieces);
         let span = zone.at(grant.offset, len);
         if reused == 0 && !zone.huge {
-            core.density.handed_out(span);
+            core.density.handed_out(span, |seen| core.is_its_first_users(seen));
         }
         if want == Want::Zeroes {
             let used = size.next_multiple_of(PAGE_SIZE);
@@ -414,7 +415,7 @@ impl Region {
             Err(Uncached::Retired(span)) => {
                 let (zone, offset) = self.place(pointer)?;
                 let len = span.bytes();
-                core.release_retired(zone, offset);
+                core.release_retired(zone, offset, true);
                 core.counters().frees.add(1);
                 core.note_call();
                 core.settle_retained(&self.crew, len);
@@ -449,6 +450,7 @@ impl Region {
             return Ok(());
         };
         core.remove_guard(zone, &mut inner, offset);
+        core.note_came_back(&mut inner, span.len);
         let discard = inner.map.release(offset);
         core.publish(zone, &mut inner);
         drop(inner);

@@ -25,6 +25,7 @@
 
 use super::bins::{self, Bins};
 use super::bits::Bits;
+use super::classes;
 use super::links::Links;
 use super::page_map::PageMap;
 use crate::stats::ZoneBytes;
@@ -690,6 +691,19 @@ impl SpanMap {
     /// around it in pieces while it waits in a cache: it has none.
     fn class_here(&self, len: usize, class: u8) -> u8 {
         if self.granule > PAGE && len > JOINED_LEAST { 0 } else { class }
+    }
+
+    /// The class of a span that was handed out here with this length.
+    pub fn class_of(&self, len: usize) -> u8 {
+        let spread = self.granule == PAGE && len >= SPREAD_LEAST + SPREAD;
+        classes::class_for(if spread { len - SPREAD } else { len })
+    }
+
+    /// No cache takes the span in use at `offset` when it comes back.
+    pub fn take_class(&mut self, offset: usize) {
+        if let Some(segment) = self.in_use_at(offset) {
+            self.map.set(offset / PAGE, &Segment { class: 0, ..segment });
+        }
     }
 
     /// Makes zeroed memory of the address space that lies in `[from, to)` at the end of it that a span was just cut out of.

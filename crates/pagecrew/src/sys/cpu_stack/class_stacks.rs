@@ -237,8 +237,8 @@ impl ClassStacks {
 
     /// Empties the stacks of all CPUs. Stacks that somebody else is draining, or, without rseq, using, are left out.
     /// Costs an inter-processor interrupt to each CPU that runs a thread of this process. May be called in a signal handler. Returns how
-    /// many numbers there were.
-    pub fn drain(&self, mut each: impl FnMut(u32)) -> usize {
+    /// many numbers there were. `closed` is called when nobody can put or take any more, and before `each`.
+    pub fn drain(&self, closed: impl FnOnce(), mut each: impl FnMut(u32)) -> usize {
         if self.draining.swap(true, Ordering::Acquire) {
             return 0;
         }
@@ -247,6 +247,9 @@ impl ClassStacks {
         let mut sum = 0;
         if some {
             let alone = self.rseq.is_none() || membarrier::restart_sequences().is_ok();
+            if alone {
+                closed();
+            }
             for (cpu, class) in all() {
                 let view = self.view(cpu, class as usize);
                 if !view.head.closed() {
@@ -335,7 +338,7 @@ mod tests {
             let count = fill();
             assert_eq!(count, 8, "the last class has room for two");
             let mut all = Vec::new();
-            assert_eq!(stacks.drain(|number| all.push(number)), 8);
+            assert_eq!(stacks.drain(|| (), |number| all.push(number)), 8);
             all.sort_unstable();
             assert_eq!(all, [0, 1, 2, 3, 4, 5, 6, 7]);
             pinned(|| {
@@ -417,7 +420,7 @@ mod tests {
                     if round % 3 == 0 {
                         stacks.drain_here(&mut each)
                     } else {
-                        stacks.drain(&mut each)
+                        stacks.drain(|| (), &mut each)
                     };
                     while let Some(number) = kept.pop() {
                         give(number);
@@ -433,7 +436,7 @@ mod tests {
                 workers.into_iter().for_each(|worker| kept.extend(worker.join().unwrap()));
                 kept
             });
-            stacks.drain(|number| left.push(number));
+            stacks.drain(|| (), |number| left.push(number));
             left.sort_unstable();
             assert_eq!(left, (0..NUMBERS).collect::<Vec<_>>());
         }
