@@ -106,6 +106,34 @@ static void map_up(size_t expected) {
     free(block);
 }
 
+static void *once_begun(void *mutex) {
+    CHECK(pthread_mutex_lock(mutex) == 0 && pthread_mutex_unlock(mutex) == 0);
+    return NULL;
+}
+
+// Threads with stacks of 4 MiB until none is granted any more: at least as many as fit into `expected` bytes.
+static void thread_up(size_t expected) {
+    enum { MOST = 4096 };
+    static pthread_t threads[MOST];
+    size_t count = 0, each = 4 * MIB;
+    char *block = malloc(10 * MIB);
+    CHECK(block);
+    fill(block, 10 * MIB, 1, false);
+    pthread_mutex_t begun = PTHREAD_MUTEX_INITIALIZER;
+    pthread_attr_t attributes;
+    CHECK(pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, each) == 0);
+    CHECK(pthread_mutex_lock(&begun) == 0);
+    int error = 0;
+    while (count < MOST && !(error = pthread_create(&threads[count], &attributes, once_begun, &begun))) count++;
+    printf("%zu threads until the limit\n", count);
+    CHECK(count < MOST && error == EAGAIN);
+    CHECK(count * each >= expected);
+    CHECK(pthread_mutex_unlock(&begun) == 0);
+    for (size_t i = 0; i < count; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+    CHECK(holds(block, 10 * MIB, 1, false));
+    free(block);
+}
+
 // All mappings that a process may have are there when a block is freed that may have to be mapped anew, which the kernel refuses then. Nobody
 // waits for that one for ever: not those who are refused memory later, and not those who trim.
 static void no_mapping_left(void) {
@@ -193,6 +221,8 @@ int main(int count, char **arguments) {
         use_up(bytes);
     } else if (!strcmp(what, "map-up")) {
         map_up(bytes);
+    } else if (!strcmp(what, "thread-up")) {
+        thread_up(bytes);
     } else if (!strcmp(what, "no-mapping-left")) {
         no_mapping_left();
     } else if (!strcmp(what, "own-as")) {

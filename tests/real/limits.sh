@@ -85,6 +85,7 @@ for size in 300 1024; do
 done
 add limits/address-space/use-up 60 mib_limited -v 1024 use-up 800
 add limits/address-space/map-up 60 mib_limited -v 1024 map-up 850
+add limits/address-space/thread-up 60 mib_limited -v 1024 thread-up 850
 for size in 128 1024; do
     add "limits/data/$size" 60 mib_limited -d "$size" use $((size * 85 / 100))
 done

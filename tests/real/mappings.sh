@@ -38,13 +38,70 @@ SOURCE
     cmp "$work/without" "$work/with" || fail "another result"
 }
 
-python_mmap() {
+# Parts of CPython's own test suite.
+python_suite() {
     needs python3
     python3 -m test --help >/dev/null 2>&1 || skip "python3 has no test suite here"
     python3 -c 'import test.test_mmap' 2>/dev/null || skip "python3 has no test suite here"
     cd "$work" || exit
-    python3 -m test test_mmap || skip "fails without Pagecrew as well"
-    "$pagecrew" run -- python3 -m test test_mmap || fail "status $?"
+    python3 -m test "$@" || skip "fails without Pagecrew as well"
+    "$pagecrew" run -- python3 -m test "$@" || fail "status $?"
+}
+
+# Buffers of all sizes, WebAssembly memories that grow, and what worker threads pass to one another: the digest is the same.
+node_buffers() {
+    needs node
+    cat >"$work/buffers.js" <<'SOURCE'
+const crypto = require('crypto'), zlib = require('zlib');
+const { Worker, isMainThread, parentPort, workerData } = require('worker_threads');
+const KIB = 1 << 10, MIB = 1 << 20;
+let state = 1;
+const random = (limit) => (state = (state * 48271) % 0x7fffffff) % limit;
+
+// Replaces buffers in slots at random; each is checked when it goes.
+function churn(seed, rounds) {
+    state = seed;
+    const slots = new Array(16).fill(null), digest = crypto.createHash('sha256');
+    for (let round = 0; round < rounds; round++) {
+        const slot = random(16), length = 64 * KIB + random(round % 50 ? 2 * MIB : 32 * MIB), byte = round & 0xff;
+        const old = slots[slot];
+        if (old) for (let at = 0; at < old.block.length; at += 4093) if (old.block[at] !== old.byte) throw new Error(`byte ${at}`);
+        const block = round % 3 ? Buffer.alloc(length, byte) : Buffer.from(new Uint8Array(length).fill(byte).buffer);
+        if (round % 97 === 0) digest.update(zlib.inflateSync(zlib.deflateSync(block.subarray(0, MIB), { level: 1 })));
+        slots[slot] = { block, byte };
+    }
+    slots.forEach((slot) => slot && digest.update(slot.block));
+    return digest.digest('hex');
+}
+
+function webassembly() {
+    const memory = new WebAssembly.Memory({ initial: 16, maximum: 2048 });
+    for (let pages = 16; pages < 2048; pages *= 2) {
+        new Uint8Array(memory.buffer).fill(pages & 0xff, (pages - 16) * 64 * KIB);
+        memory.grow(pages);
+        const grown = new Uint8Array(memory.buffer);
+        if (grown.subarray(pages * 64 * KIB).some((byte) => byte !== 0)) throw new Error('grown memory is not zero');
+    }
+    return crypto.createHash('sha256').update(new Uint8Array(memory.buffer)).digest('hex');
+}
+
+if (isMainThread) {
+    const work = [1, 2, 3].map((seed) => new Promise((done, failed) => {
+        const worker = new Worker(__filename, { workerData: seed });
+        worker.on('message', ({ text, passed }) => done(`${seed} ${text} ${new Uint8Array(passed).every((byte) => byte === seed)}`));
+        worker.on('error', failed);
+    }));
+    console.log(churn(7, 1500), webassembly());
+    Promise.all(work).then((lines) => lines.forEach((line) => console.log(line)));
+} else {
+    const passed = new ArrayBuffer(20 * MIB);
+    new Uint8Array(passed).fill(workerData);
+    parentPort.postMessage({ text: churn(workerData, 500), passed }, [passed]);
+}
+SOURCE
+    node "$@" "$work/buffers.js" >"$work/without" || skip "fails without Pagecrew as well"
+    "$pagecrew" run -- node "$@" "$work/buffers.js" >"$work/with" || fail "status $? with Pagecrew"
+    cmp "$work/without" "$work/with" || fail "another result"
 }
 
 # The mapping is counted, and what is zero in its huge pages goes back.
@@ -67,5 +124,13 @@ add java/g1 120 java_heap -XX:+UseG1GC -Xcheck:jni
 add java/parallel 120 java_heap -XX:+UseParallelGC -Xmx256m
 add java/serial 120 java_heap -XX:+UseSerialGC -Xmx256m
 add java/uncommit 120 java_heap -XX:+UseG1GC -Xms64m -Xmx1g -XX:MinHeapFreeRatio=5 -XX:MaxHeapFreeRatio=10 -XX:+AlwaysPreTouch
-add python-mmap 120 python_mmap
+add python-suite/mmap 120 python_suite test_mmap
+add python-suite/buffers 240 python_suite test_memoryview test_array test_bytes test_zlib
+add node/buffers 120 node_buffers
+add node/compacting 120 node_buffers --stress-compaction --gc-interval=500
 add mappings/trimmed 60 mapping_trimmed
+
+long=yes
+# Strings and bytes of gigabytes.
+add python-suite/large 1200 python_suite -M 6g test_bigmem
+long=no

@@ -13,6 +13,7 @@ mod libc_blocks;
 mod malloc;
 mod mmap;
 mod next;
+mod pthread;
 mod state;
 mod thresholds;
 

@@ -163,17 +163,22 @@ pub unsafe extern "C" fn mmap(
     }
 }
 
-/// After a refusal: under a limit of the process's own, what the region has reserved may be what is missing, and is given up. Returns
-/// whether there was any.
+/// After a refusal of `len` bytes: says whether it is worth a second try.
 #[cold]
 #[inline(never)]
 fn make_room(len: usize) -> bool {
-    Errno::last() == Errno(libc::ENOMEM)
-        && limited_address_space()
+    let most = state::existing_region().map_or(0, |region| region.range().len);
+    Errno::last() == Errno(libc::ENOMEM) && len <= most && give_up_reserve()
+}
+
+/// Under a limit of the process's own, what the region has reserved may be what is missing elsewhere, and is given up. Returns whether there
+/// was any.
+pub fn give_up_reserve() -> bool {
+    limited_address_space()
         && keeping_errno(|| {
             // In a signal handler, a lock may be the interrupted thread's own.
             let region = state::existing_region().filter(|region| region.unlocked() && HEAP.unlocked());
-            region.is_some_and(|region| len <= region.range().len && region.tighten())
+            region.is_some_and(|region| region.tighten())
         })
 }
 

@@ -84,7 +84,7 @@ impl Nothing for usize {
 }
 
 impl Nothing for i32 {
-    /// No memory, as `posix_memalign` says it; for `malloc_trim`, which is there in every glibc, never asked for.
+    /// No memory, as `posix_memalign` says it; for the others, which are there in every glibc, never asked for.
     fn nothing() -> i32 {
         libc::ENOMEM
     }
@@ -104,6 +104,8 @@ next! {
     aligned_alloc, c"aligned_alloc", (align: usize, size: usize) -> Pointer, |_, _| none::<Pointer>();
     malloc_usable_size, c"malloc_usable_size", (pointer: Pointer) -> usize, |_| 0;
     malloc_trim, c"malloc_trim", (pad: usize) -> i32, |_| 0;
+    pthread_create, c"pthread_create", (thread: Pointer, attributes: *const c_void, start: *const c_void, argument: Pointer) -> i32,
+        |_, _, _, _| libc::EAGAIN;
 }
 
 fn symbol(name: &CStr) -> Pointer {

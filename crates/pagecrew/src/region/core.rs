@@ -43,6 +43,8 @@ pub(super) struct Zone {
     /// Address up to which the zone is accessible. The lock is for moving it.
     frontier: AtomicUsize,
     frontier_lock: Mutex<()>,
+    /// Offset from which on nothing is the zone's any more: others may map something there, which is freed without the lock.
+    end: AtomicUsize,
     /// Of what was handed out, bytes that wait in caches, as last summed up; wraps.
     cached: AtomicUsize,
     /// Threads that wait for the lock.
@@ -135,6 +137,7 @@ impl Zone {
             inner: Mutex::new(Inner { map, reuse: Reuse::new(cpus), retained: 0, discarding: 0, used: 0 }),
             frontier: AtomicUsize::new(range.start),
             frontier_lock: Mutex::new(()),
+            end: AtomicUsize::new(range.len),
             cached: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             parked: (0..PARKED).map(|_| AtomicUsize::new(0)).collect(),
@@ -205,6 +208,11 @@ impl Zone {
 
     pub fn at(&self, offset: usize, len: usize) -> Range {
         Range { start: self.range.start + offset, len }
+    }
+
+    /// Whether what lies at `offset` certainly is not the zone's, without the lock.
+    pub fn gave_up(&self, offset: usize) -> bool {
+        offset >= self.end.load(Ordering::Relaxed)
     }
 
     /// The span in use that begins at `offset`, without the lock: for its user.
@@ -489,7 +497,7 @@ impl Core {
                 Revoked::Idle => {}
                 Revoked::Interrupted => self.counters().stragglers_bypassed.add(1),
                 // The kernel refused to interrupt the helper, as in a program that sandboxes itself: it is waited for. Nothing is set out
-                // after that, so this happens once for each slot at most.
+                // after that, so this happens once for each slot at most; what it is at is no longer than one piece.
                 Revoked::StillAtIt => {
                     while !self.zeroing.ahead.has_let_go(slot) {
                         std::thread::sleep(Duration::from_micros(50));
@@ -551,6 +559,7 @@ impl Core {
             unsafe { self.arena.give_up(zone.at(offset, len)) };
             any = true;
         });
+        zone.end.store(inner.map.end(), Ordering::Relaxed);
         self.publish(zone, &mut inner);
         any
     }

@@ -362,6 +362,7 @@ impl Region {
         let (zone, offset) = self.place(pointer)?;
         match zone.in_use_at(offset) {
             Some(span) => Ok((zone, offset, span)),
+            None if zone.gave_up(offset) => Err(PointerError::Foreign(zone.range.start + offset)),
             None => Err(Self::diagnose(zone, &zone.lock(), offset)),
         }
     }

@@ -24,7 +24,8 @@ pub struct Signals {
     pub available: usize,
     /// The control group's limit that is closest to being reached.
     pub group: Option<cgroup::Memory>,
-    /// Whether tasks of this machine lately waited for memory for more than a tenth of the time.
+    /// Whether tasks of the program's control group, or of this machine where groups don't say so, lately waited for memory for more than a
+    /// tenth of the time.
     pub stalled: bool,
 }
 

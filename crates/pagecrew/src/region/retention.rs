@@ -110,6 +110,11 @@ impl Retention {
         }
     }
 
+    /// The most that was ever in use, in bytes.
+    pub fn peak_in_use(&self) -> usize {
+        self.peak_in_use.load(Ordering::Relaxed)
+    }
+
     /// Looks at the group's limit once, before the program begins: for a region without a watcher, since files are not read on the
     /// program's threads.
     fn look_once(&self) {
@@ -146,7 +151,7 @@ impl Core {
     /// the program's descriptors and its stacks, however small, are its own.
     pub fn target_after_free(&self, bytes: usize) -> usize {
         if self.retention.peak_live.load(Ordering::Relaxed) == 0 {
-            let in_use = self.retention.peak_in_use.load(Ordering::Relaxed);
+            let in_use = self.retention.peak_in_use();
             let at_start = self.retention.resident_at_start.load(Ordering::Relaxed);
             self.retention
                 .peak_live
@@ -193,17 +198,17 @@ impl Core {
 
     /// The most that was ever in use, as far as such memory has pages.
     fn resident_peak(&self) -> usize {
-        self.density.share_of(self.retention.peak_in_use.load(Ordering::Relaxed))
+        self.density.share_of(self.retention.peak_in_use())
     }
 
     /// How much less is in use than there once was: retained memory may fill that, and the sum stays below the peak.
     fn own_room(&self) -> usize {
-        self.retention.peak_in_use.load(Ordering::Relaxed).saturating_sub(self.in_use())
+        self.retention.peak_in_use().saturating_sub(self.in_use())
     }
 
     /// What may be there beyond the target.
     fn slack(&self) -> usize {
-        let peak = self.retention.peak_in_use.load(Ordering::Relaxed);
+        let peak = self.retention.peak_in_use();
         if self.options.retain == Some(0) { 0 } else { self.limits().slack(peak) }
     }
 
@@ -233,7 +238,7 @@ impl Core {
 
     /// Whether `fresh` bytes more would raise the program's peak, with all that is retained.
     pub fn exceeds_peak(&self, fresh: usize) -> bool {
-        let peak = self.retention.peak_in_use.load(Ordering::Relaxed);
+        let peak = self.retention.peak_in_use();
         self.in_use() + self.retained() + fresh > peak + self.slack()
     }
 

@@ -62,7 +62,8 @@ impl SignalReader {
             (self.total, self.available) = (memory.total as usize, memory.available as usize);
         }
         self.group = cgroup::memory();
-        let stall_us = procfs::memory_stall_us().ok();
+        // Of the program's own group where that is known: what others wait for does not hurt it, nor is it always its fault.
+        let stall_us = cgroup::memory_stall_us().or_else(|| procfs::memory_stall_us().ok());
         if let (Some(before), Some(after)) = (self.stall_us, stall_us) {
             let elapsed_us = (now - self.read_ns) / 1000;
             self.stalled = (after - before.min(after)) * 100 > elapsed_us * STALL_PERCENT;

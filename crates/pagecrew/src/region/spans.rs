@@ -337,6 +337,11 @@ impl SpanMap {
         self.top
     }
 
+    /// Where the zone ends: behind that, everything was given up.
+    pub fn end(&self) -> usize {
+        self.len
+    }
+
     /// Bytes in each state.
     pub fn bytes(&self) -> ZoneBytes {
         self.bytes

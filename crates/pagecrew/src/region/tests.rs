@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::sys::{pagemap, procfs};
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
@@ -287,7 +288,10 @@ fn a_tightened_region_gives_up_what_it_does_not_use() {
     assert!(bytes(span, 8 * MIB).iter().all(|&byte| byte == 5));
     assert!(region.allocate(64 * MIB, 1).is_err());
     let behind = NonNull::new(span.as_ptr().wrapping_add(1 << 32)).unwrap();
+    // What others have there now is freed without a lock of ours.
+    let locks: Vec<_> = region.core().zones.iter().map(|zone| zone.lock()).collect();
     assert_eq!(region.usable_size(behind), Err(PointerError::Foreign(behind.as_ptr() as usize)));
+    drop(locks);
     free(&region, span);
     region.trim();
     eventually("the same place is usable again", Duration::from_secs(5), || match region.allocate_zeroed(8 * MIB, 1) {
@@ -395,6 +399,45 @@ fn dropping_a_region_ends_its_helpers() {
 }
 
 /// Threads that allocate, check, resize and free at random; the bytes that each wrote are still there when it looks again.
+#[test]
+fn a_program_is_not_taken_to_have_had_more_than_it_had() {
+    let region = region(|_| {});
+    let (live, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            let (region, live, most) = (&region, &live, &most);
+            scope.spawn(move || {
+                let mut seed = thread + 1;
+                let mut random = move |below: usize| {
+                    seed ^= seed << 13;
+                    seed ^= seed >> 7;
+                    seed ^= seed << 17;
+                    seed as usize % below
+                };
+                let mut slots = [None; 16];
+                for _ in 0..if cfg!(debug_assertions) { 2_000 } else { 50_000 } {
+                    let slot = &mut slots[random(16)];
+                    if let Some(span) = slot.take() {
+                        live.fetch_sub(region.usable_size(span).unwrap(), Ordering::SeqCst);
+                        free(region, span);
+                    }
+                    let span = region.allocate((64 << 10) + random(2 * MIB), 1).unwrap();
+                    let now = region.usable_size(span).unwrap();
+                    most.fetch_max(live.fetch_add(now, Ordering::SeqCst) + now, Ordering::SeqCst);
+                    *slot = Some(span);
+                }
+                slots.into_iter().flatten().for_each(|span| free(region, span));
+            });
+        }
+    });
+    // What was freed on a CPU counts as in use until it is summed up there.
+    let not_summed_up = region.core().caches.used().count() * (8 << 20);
+    let (peak, most) = (region.core().retention.peak_in_use(), most.into_inner());
+    assert!(peak <= most + not_summed_up, "{} MiB instead of {} MiB", peak >> 20, most >> 20);
+    region.core().drain_caches();
+    assert_eq!((region.core().in_use(), region.core().cached()), (0, 0));
+}
+
 #[test]
 fn a_storm_loses_no_byte() {
     let region = region(|options| options.decay = Duration::from_millis(50));

@@ -131,6 +131,20 @@ pub fn memory() -> Option<Memory> {
     tightest
 }
 
+/// Total time in microseconds that some task of this process's own group has waited for memory (`memory.pressure` of version 2, 4.20); `None`
+/// where groups don't say so.
+pub fn memory_stall_us() -> Option<u64> {
+    let mut found = None;
+    walk(&MEMORY_V2, |mount, group| {
+        if found.is_none() {
+            let (mut room, mut buffer) = ([0; PATH], Buffer::new());
+            let path = join(&mut room, &[mount, group.trim_end_matches('/'), "/memory.pressure"]);
+            found = path.and_then(|path| procfs::parse_stall(procfs::read(path, &mut buffer).ok()?));
+        }
+    });
+    found
+}
+
 /// The CPU bandwidth limit on this process; `None` where there is none.
 pub fn cpu() -> Option<Cpu> {
     let mut tightest: Option<Cpu> = None;

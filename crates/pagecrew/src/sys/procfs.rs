@@ -162,7 +162,8 @@ pub fn memory_stall_us() -> Result<u64, Errno> {
     parse_stall(read(c"/proc/pressure/memory", &mut buffer)?).ok_or(Errno(libc::EILSEQ))
 }
 
-fn parse_stall(text: &str) -> Option<u64> {
+/// The time in a file of pressure information.
+pub(super) fn parse_stall(text: &str) -> Option<u64> {
     let some = text.lines().find(|line| line.starts_with("some "))?;
     some.split_ascii_whitespace().find_map(|field| field.strip_prefix("total="))?.parse().ok()
 }
