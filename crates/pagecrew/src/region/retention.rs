@@ -3,7 +3,7 @@
 use super::core::{Core, RegionCrew, Zone, lock};
 use super::limits::Limits;
 use super::options::Options;
-use super::policy::{LowWater, expected_growth, first_peak};
+use super::policy::{Churn, LowWater, expected_growth, first_peak};
 use super::signals::SignalReader;
 use crate::crew::look::NextLook;
 use crate::crew::{Employer, Operation, Task, Tick};
@@ -36,13 +36,19 @@ const BACKLOG_LEAST: usize = 64 << 20;
 struct Watch {
     signals: SignalReader,
     low_water: LowWater,
+    churn: Churn,
     /// Memory of the program outside the region at the last look.
     outside: Option<usize>,
 }
 
 impl Watch {
     fn new(options: &Options, now: u64) -> Watch {
-        Watch { signals: SignalReader::new(), low_water: LowWater::new(options.decay, now), outside: None }
+        Watch {
+            signals: SignalReader::new(),
+            low_water: LowWater::new(options.decay, now),
+            churn: Churn::default(),
+            outside: None,
+        }
     }
 }
 
@@ -64,6 +70,9 @@ pub(super) struct Retention {
     recent_in_use: AtomicUsize,
     /// The least that was retained since the watcher's last look.
     least_retained: AtomicUsize,
+    /// Bytes that went back for want of room since then, and what the program may have because of that.
+    lacked_room: AtomicUsize,
+    extra: AtomicUsize,
     /// The most that the program ever had live, as far as seen; 0 until something is freed.
     peak_live: AtomicUsize,
     /// The most that the process ever had resident, as the kernel said when the region was made.
@@ -83,6 +92,8 @@ impl Retention {
             peak_in_use: AtomicUsize::new(0),
             recent_in_use: AtomicUsize::new(0),
             least_retained: AtomicUsize::new(0),
+            lacked_room: AtomicUsize::new(0),
+            extra: AtomicUsize::new(0),
             peak_live: AtomicUsize::new(0),
             resident_at_start: AtomicUsize::new(memory::peak_resident()),
             target: AtomicUsize::new(0),
@@ -134,6 +145,7 @@ impl Retention {
         self.peak_live.store(0, Ordering::Relaxed);
         self.resident_at_start.store(0, Ordering::Relaxed);
         self.target.store(0, Ordering::Relaxed);
+        self.extra.store(0, Ordering::Relaxed);
         self.next_look.reset();
         // Without a watcher, nobody reads it again.
         self.limits.after_fork(options.helpers == Some(0));
@@ -191,7 +203,7 @@ impl Core {
         let slack = self.slack();
         if retained > target + slack {
             // Not all of it: what was just freed is what is asked for next.
-            self.discard_down_to(crew, target + slack / 4 * 3, None);
+            self.note_lack_of_room(self.discard_down_to(crew, target + slack / 4 * 3, None));
         }
         self.wake(crew, freed);
     }
@@ -206,10 +218,14 @@ impl Core {
         self.retention.peak_in_use().saturating_sub(self.in_use())
     }
 
+    fn note_lack_of_room(&self, bytes: usize) {
+        self.retention.lacked_room.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// What may be there beyond the target.
     fn slack(&self) -> usize {
-        let peak = self.retention.peak_in_use();
-        if self.options.retain == Some(0) { 0 } else { self.limits().slack(peak) }
+        let slack = if self.options.retain == Some(0) { 0 } else { self.limits().slack(self.retention.peak_in_use()) };
+        if slack == 0 { 0 } else { slack + self.retention.extra.load(Ordering::Relaxed) }
     }
 
     pub fn limits(&self) -> &Limits {
@@ -343,7 +359,7 @@ impl Core {
         let slack = self.slack();
         if retained > target + slack {
             // What did not fit here may fit next time; what is in the other zone has not been asked for.
-            self.discard_down_to(crew, target + slack / 4 * 3, Some(zone));
+            self.note_lack_of_room(self.discard_down_to(crew, target + slack / 4 * 3, Some(zone)));
         }
         // Touching is slower than giving back, so the caller helps a little rather than wait for a helper that may not run.
         let bound = if self.limits().near() { 0 } else { slack.max(ROOM_BACKLOG) };
@@ -410,6 +426,9 @@ impl Core {
         let least = self.retention.least_retained.swap(retained, Ordering::Relaxed).min(retained);
         watch.low_water.note(least, now);
         watch.low_water.note(retained, now);
+        let lacked_room = self.density.share_of(self.retention.lacked_room.swap(0, Ordering::Relaxed));
+        let extra = watch.churn.note(lacked_room, self.retention.peak_in_use(), now);
+        self.retention.extra.store(extra, Ordering::Relaxed);
         if retained + backlog == 0 && !self.cramped() {
             if self.wants_look() {
                 self.look_at_limits(&mut watch, now);
@@ -425,7 +444,11 @@ impl Core {
         if excess > 0 {
             let gone = self.discard_down_to(crew, self.retained().saturating_sub(excess), None);
             lock(&self.retention.watch).low_water.discarded(gone);
-            if sample.as_ref().is_some_and(|sample| sample.pressure && sample.excess >= surplus) {
+            let pressure = sample.as_ref().is_some_and(|sample| sample.pressure);
+            if !pressure && excess > surplus {
+                self.note_lack_of_room(gone);
+            }
+            if pressure && sample.as_ref().is_some_and(|sample| sample.excess >= surplus) {
                 self.counters().pressure_trims.add(1);
             } else {
                 self.counters().decayed_bytes.add(gone.min(surplus) as u64);
