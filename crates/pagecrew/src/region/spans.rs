@@ -1620,7 +1620,7 @@ mod model {
 
     fn take_in(zone: &Zone, map: &mut SpanMap) {
         zone.ahead.collect(ZONE, |done| {
-            map.finish_zeroing(done.range.start, done.slot, done.whole);
+            map.finish_zeroing(done.range.start, done.slot as u8, done.whole);
         });
     }
 
@@ -1645,7 +1645,7 @@ mod model {
             let zone = Zone { map: Mutex::new(map), ahead: Ahead::new(), memory: Mutex::new(7) };
             zone.ahead.set_out(|slot| {
                 let all = |start, len| Some(Range { start, len });
-                let (start, len) = zone.map.lock().unwrap().begin_zeroing(GRANULE, GRANULE, slot, all)?;
+                let (start, len) = zone.map.lock().unwrap().begin_zeroing(GRANULE, GRANULE, slot as u8, all)?;
                 Some(Range { start, len })
             });
             let zone = Arc::new(zone);
@@ -1661,7 +1661,7 @@ mod model {
                     drop(zone.memory.lock().unwrap());
                     Ok::<(), ()>(())
                 };
-                assert_ne!(zone.ahead.revoke_with(slot, barrier), Revoked::StillAtIt);
+                assert_ne!(zone.ahead.revoke_with(slot.into(), barrier), Revoked::StillAtIt);
             }
             drop(map);
             if grant.pieces[0].state == State::Zeroed {
