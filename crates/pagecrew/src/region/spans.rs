@@ -610,8 +610,8 @@ impl SpanMap {
     fn fit_in_run(&self, request: &Request) -> Option<usize> {
         let Request { len, align, .. } = *request;
         // Dirty segments that lie side by side are one, but for those that were moved: without other kinds there is no run.
-        let kinds_of_neighbours = (request.fresh, self.bytes.retained_zeroed, self.available[3].is_empty(), self.moved);
-        if kinds_of_neighbours == (false, 0, true, 0) {
+        let others = request.fresh || self.bytes.retained_zeroed > 0 || !self.available[3].is_empty();
+        if !others && self.moved == 0 {
             return None;
         }
         // Below that, extending a small piece would cost more in fragmentation than it saves in page faults.
