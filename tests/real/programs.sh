@@ -155,6 +155,8 @@ add stragglers 60 program_over glibc stragglers 10
 add stragglers/nobody 60 program_as_nobody stragglers 10
 add storm/nobody 60 program_as_nobody storm 100000
 add forks/nobody 60 program_as_nobody forks quiet
+add moves 120 program_over glibc moves
+add moves/nobody 120 program_as_nobody moves
 for seed in 1 2 3 4; do
     add "mappings/$seed" 120 mappings "$seed" 300
 done

@@ -4,7 +4,7 @@
 //! that had any is left alone from then on. And a program that limits its own address space does not count on an arena in it, which
 //! is given up then.
 
-use crate::{mmap, state};
+use crate::{mmap, next, state};
 use pagecrew::sys::{Errno, HUGE_PAGE_SIZE};
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -148,6 +148,12 @@ pub unsafe extern "C" fn ioctl(file: i32, request: libc::c_ulong, argument: *mut
         // SAFETY: the structure begins with the address and the length of the range.
         let [start, len] = unsafe { argument.cast::<[u64; 2]>().read_unaligned() };
         note_wish(start as *mut c_void, len as usize);
+        // A range can have one such file only, and pages are moved by one of ours.
+        if state::touches(start as usize, len as usize)
+            && let Some(region) = state::existing_region()
+        {
+            region.stop_transfers();
+        }
     }
     let next = NEXT_IOCTL.load(Ordering::Relaxed);
     // SAFETY: the function has this signature, as far as registers go; the rest by the function's own contract.
@@ -159,6 +165,37 @@ pub unsafe extern "C" fn ioctl(file: i32, request: libc::c_ulong, argument: *mut
             file, request, argument,
         )
     }
+}
+
+/// The process is about to have its system calls filtered: it is left with those that every malloc makes.
+fn note_filter() {
+    state::moves_no_pages_any_more();
+}
+
+/// `int prctl(int option, ...)`: of all options, the one that filters system calls.
+///
+/// # Safety
+/// As in C. Where there are fewer arguments, registers hold some numbers, which the kernel doesn't look at.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prctl(option: i32, a: usize, b: usize, c: usize, d: usize) -> i32 {
+    if option == libc::PR_SET_SECCOMP {
+        note_filter();
+    }
+    // SAFETY: by the function's own contract.
+    unsafe { next::prctl(option, a, b, c, d) }
+}
+
+/// `long syscall(long number, ...)`: of all system calls, `seccomp`, for which the C library has no function.
+///
+/// # Safety
+/// As in C. Where there are fewer arguments, registers and the caller's stack hold some numbers, which the kernel doesn't look at.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn syscall(number: isize, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    if number == libc::SYS_seccomp as isize {
+        note_filter();
+    }
+    // SAFETY: by the function's own contract.
+    unsafe { next::syscall(number, a, b, c, d, e, f) }
 }
 
 /// `int mlock(const void *address, size_t len)`

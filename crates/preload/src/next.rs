@@ -83,6 +83,13 @@ impl Nothing for usize {
     }
 }
 
+impl Nothing for isize {
+    fn nothing() -> isize {
+        pagecrew::sys::Errno(libc::ENOSYS).set();
+        -1
+    }
+}
+
 impl Nothing for i32 {
     /// No memory, as `posix_memalign` says it; for the others, which are there in every glibc, never asked for.
     fn nothing() -> i32 {
@@ -106,6 +113,9 @@ next! {
     malloc_trim, c"malloc_trim", (pad: usize) -> i32, |_| 0;
     pthread_create, c"pthread_create", (thread: Pointer, attributes: *const c_void, start: *const c_void, argument: Pointer) -> i32,
         |_, _, _, _| libc::EAGAIN;
+    prctl, c"prctl", (option: i32, a: usize, b: usize, c: usize, d: usize) -> i32, |_, _, _, _, _| -1;
+    syscall, c"syscall", (number: isize, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize,
+        |_, _, _, _, _, _, _| none::<isize>();
 }
 
 fn symbol(name: &CStr) -> Pointer {

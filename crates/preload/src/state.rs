@@ -26,6 +26,9 @@ static UNSHARED: AtomicBool = AtomicBool::new(false);
 /// Set in a forked child for good.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
+/// Set where the process has its system calls filtered.
+static FILTERED: AtomicBool = AtomicBool::new(false);
+
 /// Set where the main thread has ended and the process goes on.
 static MAIN_ENDED: AtomicBool = AtomicBool::new(false);
 
@@ -111,7 +114,18 @@ fn make() -> Option<&'static Region> {
     REGION.store(std::ptr::from_ref(region).cast_mut(), Ordering::Release);
     CACHES.store(std::ptr::from_ref(region.caches()).cast_mut(), Ordering::Release);
     MAKING_STATE.store(MADE, Ordering::Release);
+    if FILTERED.load(Ordering::SeqCst) {
+        region.stop_transfers();
+    }
     Some(region)
+}
+
+/// From now on, free pages are not moved about: that takes a system call that nobody expects of a malloc.
+pub fn moves_no_pages_any_more() {
+    FILTERED.store(true, Ordering::SeqCst);
+    if let Some(region) = existing_region() {
+        region.stop_transfers();
+    }
 }
 
 fn mappings(list: &mut Vec<Range>) {

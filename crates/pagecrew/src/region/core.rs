@@ -11,7 +11,8 @@ use super::options::Options;
 use super::page_map::PageMap;
 use super::retention::Retention;
 use super::reuse::Reuse;
-use super::spans::{Grant, Marks, Pieces, Request, Segment, SpanMap, State, Want};
+use super::spans::{Grant, Marks, Pieces, Request, Segment, SpanMap, State, TRANSFERS, Transfer, Want};
+use super::transfer::{Outcome, Transfers};
 use super::zeroing::Zeroing;
 use crate::crew::ahead::Revoked;
 use crate::crew::{Crew, Employer, Task, Tick};
@@ -28,6 +29,8 @@ use std::time::Duration;
 const MOVED_MOST: usize = 8192;
 /// Spans that are freed while another thread forks wait here for the lock: more than threads can have freed in that moment.
 const PARKED: usize = 64;
+/// No more than this is moved to one new span: the caller may not touch all of it.
+const TRANSFER_MOST: usize = 64 << 20;
 
 /// A part of the arena for one node, with small pages or with huge pages.
 pub(super) struct Zone {
@@ -79,6 +82,7 @@ pub struct Core {
     pub(super) retention: Retention,
     pub(super) zeroing: Zeroing,
     pub(super) density: Density,
+    pub(super) transfers: Transfers,
     pub(super) hook: HookSlot,
     /// The machine's memory, and the largest request that heuristic overcommit would grant, in bytes.
     machine: usize,
@@ -296,6 +300,7 @@ impl Core {
             retention,
             zeroing: Zeroing::new(),
             density: Density::new(),
+            transfers: Transfers::new(),
             hook: HookSlot::default(),
             machine: total,
             largest,
@@ -415,7 +420,7 @@ impl Core {
     pub fn allocate(&self, topology: &Topology, need: Need, grant: &mut Grant) -> Option<&Zone> {
         let Need { len, class, want, huge, .. } = need;
         let align = if huge && len >= ALIGNED_LEAST { need.align.max(HUGE_PAGE_SIZE) } else { need.align };
-        let request = |fresh| Request { len, align, want, class, revocable: self.can_revoke(), fresh };
+        let request = |fresh| Request { len, align, want, class, revocable: self.can_revoke(), fresh, transfer: 0 };
         let own = self.node(topology);
         let zone = |node: usize, huge: bool| &self.zones[2 * node + huge as usize];
         let retained = |grant: &mut Grant| {
@@ -439,10 +444,54 @@ impl Core {
                 return found;
             }
         }
+        // Memory that is known to be zero can't be had that way.
+        let may_transfer = huge && want == Want::Any && self.lacks_room_for(len) && self.can_transfer();
+        let request = Request { transfer: if may_transfer { TRANSFER_MOST } else { 0 }, ..request(true) };
         (0..topology.nodes()).find_map(|step| {
             let zone = zone((own + step) % topology.nodes(), huge);
-            self.allocate_in(zone, &request(true), grant).then_some(zone)
+            self.allocate_in(zone, &request, grant).then_some(zone)
         })
+    }
+
+    /// The zones with huge pages.
+    fn huge_zones(&self) -> impl Iterator<Item = Range> + '_ {
+        self.zones.iter().filter(|zone| zone.huge).map(|zone| zone.range)
+    }
+
+    fn can_transfer(&self) -> bool {
+        !self.arena.exact() && self.transfers.ready(self.huge_zones())
+    }
+
+    /// Nothing is moved from now on, and the program may register the arena's memory with a `userfaultfd` of its own.
+    pub fn stop_transfers(&self) {
+        self.transfers.stop(self.huge_zones());
+    }
+
+    /// Moves free pages to where a new span needs them, as its grant says.
+    fn carry_out(&self, zone: &Zone, transfers: &[Transfer]) {
+        let mut outcomes = [Outcome::Stayed; TRANSFERS];
+        for (&Transfer { from, to, len }, outcome) in transfers.iter().zip(&mut outcomes) {
+            let range = zone.at(from, len);
+            // SAFETY: nobody uses what is being discarded until that was reported, and what is at the other place belongs to the caller's
+            // span or is free: dirty, so that nobody counts on its contents.
+            *outcome = unsafe { self.transfers.carry_out(range, zone.range.start + to) };
+            // SAFETY: as above.
+            if *outcome == Outcome::Torn && unsafe { memory::advise(range, Advice::DontNeed) }.is_err() {
+                *outcome = Outcome::Stayed;
+            }
+        }
+        let mut inner = zone.lock();
+        for (&Transfer { from, len, .. }, outcome) in transfers.iter().zip(outcomes) {
+            match outcome {
+                Outcome::Moved => {
+                    inner.map.finish_discard(from, len, false);
+                    self.counters().transferred_bytes.add(len as u64);
+                }
+                Outcome::Torn => inner.map.finish_discard(from, len, false),
+                Outcome::Stayed => inner.map.keep(from),
+            }
+        }
+        self.publish(zone, &mut inner);
     }
 
     /// Returns whether there was room.
@@ -470,6 +519,9 @@ impl Core {
             inner.map.undo(grant);
             self.publish(zone, &mut inner);
             return false;
+        }
+        if !grant.transfers().is_empty() {
+            self.carry_out(zone, grant.transfers());
         }
         if self.guards {
             self.install_guard(zone, grant.offset, grant.len);
@@ -550,6 +602,7 @@ impl Core {
 
     /// Gives up the address space of a zone that is not in use. Returns whether there was any.
     pub fn tighten(&self, zone: &Zone) -> bool {
+        self.stop_transfers();
         let mut inner = zone.lock();
         self.arena.be_exact();
         inner.map.be_exact();
@@ -687,6 +740,19 @@ impl Core {
         self.publish(zone, &mut inner);
     }
 
+    /// Maps a range of a zone anew, as the rest of the zone.
+    ///
+    /// # Safety
+    /// Nobody uses the range.
+    unsafe fn renew(&self, zone: &Zone, range: Range) -> Result<(), Errno> {
+        // SAFETY: by the function's own contract.
+        unsafe { self.arena.renew(range, zone.advice)? };
+        if zone.huge {
+            self.transfers.adopt(range);
+        }
+        Ok(())
+    }
+
     /// Before a fork: the ranges that a child does not need are marked so that the kernel does not copy them. Where it refuses, the child
     /// has a copy, whose contents are unknown.
     pub fn wipe_in_child(&self, inner: &mut Inner, zone: &Zone) {
@@ -725,6 +791,7 @@ impl Core {
         unsafe {
             self.retention.after_fork(&self.options);
             self.zeroing.after_fork();
+            self.transfers.after_fork();
             self.hook.after_fork();
             let _ = self.stats.detach();
         }
@@ -745,7 +812,7 @@ impl Core {
                 inner.map.backed().filter(|(_, segment)| segment.state == State::Discarding).collect();
             for (offset, segment) in altered.into_iter().filter(|(_, segment)| segment.marks.remap()) {
                 // SAFETY: free memory, which nobody uses.
-                match unsafe { self.arena.renew(zone.at(offset, segment.len), zone.advice) } {
+                match unsafe { self.renew(zone, zone.at(offset, segment.len)) } {
                     Ok(()) => inner.map.finish_discard(offset, segment.len, true),
                     Err(_) => inner.map.lose(offset),
                 }
@@ -763,7 +830,7 @@ impl Employer for Core {
         let marks = zone.lock().map.discarding_marks(offset);
         let remap = marks.remap() || self.arena.exact();
         // SAFETY: nobody uses a range in state `Discarding`.
-        let renewed = !remap || unsafe { self.arena.renew(task.range, zone.advice) }.is_ok();
+        let renewed = !remap || unsafe { self.renew(zone, task.range) }.is_ok();
         let mut inner = zone.lock();
         if renewed {
             inner.map.finish_discard(offset, task.range.len, remap);

@@ -39,6 +39,7 @@ pub(crate) mod signals;
 pub mod spans;
 #[cfg(test)]
 mod tests;
+mod transfer;
 mod zeroing;
 
 pub use hook::Hook;
@@ -533,6 +534,12 @@ impl Region {
         self.core().caches.close();
         self.trim();
         self.core().zones.iter().filter(|zone| self.core().tighten(zone)).count() > 0
+    }
+
+    /// Free pages are not moved to where they are needed from now on: for a program that wants a `userfaultfd` of its own over spans, or has
+    /// its system calls filtered.
+    pub fn stop_transfers(&self) {
+        self.core().stop_transfers();
     }
 
     /// Holds the region still for a fork. Call it before, then drop what it returns in the parent and hand it to

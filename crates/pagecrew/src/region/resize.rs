@@ -5,7 +5,7 @@ use super::spans::{Grant, Marks, Segment, Want};
 use super::{AllocateError, PointerError, Region};
 use crate::crew::Employer;
 use crate::sys::memory::{self, Range};
-use crate::sys::{HUGE_PAGE_SIZE, PAGE_SIZE};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE};
 use std::fmt;
 use std::ptr::NonNull;
 
@@ -129,12 +129,9 @@ impl Region {
         let mut inner = zone.lock();
         core.remove_guard(zone, &mut inner, offset);
         drop(inner);
+        let from = Range { len: span.usable(), ..zone.at(offset, span.len) };
         // SAFETY: `from` is the span of the caller, which does not use it meanwhile; the new span belongs to this call.
-        if unsafe {
-            memory::move_pages(Range { len: span.usable(), ..zone.at(offset, span.len) }, new.as_ptr() as usize)
-        }
-        .is_err()
-        {
+        if unsafe { core.move_mapping(zone, from, new.as_ptr() as usize) }.is_err() {
             if core.guarded() {
                 core.install_guard(zone, offset, span.len);
             }
@@ -180,6 +177,22 @@ impl Region {
 }
 
 impl Core {
+    /// Moves the pages of a span of `zone` to a span that is at least as long.
+    ///
+    /// # Safety
+    /// Both are the caller's.
+    unsafe fn move_mapping(&self, zone: &Zone, from: Range, to: usize) -> Result<(), Errno> {
+        if zone.huge {
+            self.transfers.disown(from);
+        }
+        // SAFETY: by the function's own contract.
+        let moved = unsafe { memory::move_pages(from, to) };
+        if zone.huge {
+            self.transfers.adopt(from);
+        }
+        moved
+    }
+
     /// Whether spans end with a guard.
     fn guarded(&self) -> bool {
         self.guards

@@ -258,6 +258,12 @@ impl Core {
         self.in_use() + self.retained() + fresh > peak + self.slack()
     }
 
+    /// Whether `fresh` bytes more come so near to that bound that something would have to go back soon.
+    pub fn lacks_room_for(&self, fresh: usize) -> bool {
+        let peak = self.retention.peak_in_use();
+        self.retained() > 0 && self.in_use() + self.retained() + fresh > peak + self.slack() / 2
+    }
+
     /// How much may be retained now that `bytes` more are in use.
     pub fn target_after_allocation(&self, bytes: usize) -> usize {
         let follow = |target: usize| target.saturating_sub(bytes);

@@ -209,9 +209,26 @@ pub struct Request {
     pub revocable: bool,
     /// Whether memory without pages may be part of it.
     pub fresh: bool,
+    /// The most bytes of free memory that may be moved to where there is none, in whole granules.
+    pub transfer: usize,
 }
 
-/// An allocated span. Its pieces are the effects: what was `Reserved` is to be made accessible, what was `Zeroing` to be revoked.
+/// Free memory that is to be moved to where a span begins its use: its pages go from one granule to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Transfer {
+    /// Offset in the zone of where they are.
+    pub from: usize,
+    /// Offset of where they are to be: granules of which the span has at least a part.
+    pub to: usize,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+/// Room for this many of them in a grant.
+pub const TRANSFERS: usize = 8;
+
+/// An allocated span. Its pieces are the effects: what was `Reserved` is to be made accessible, what was `Zeroing` to be revoked. And there
+/// are the transfers: the caller reports each with [`SpanMap::finish_discard`] or [`SpanMap::keep`].
 #[derive(Debug, PartialEq)]
 pub struct Grant {
     /// Offset in the zone.
@@ -220,12 +237,25 @@ pub struct Grant {
     pub len: usize,
     /// Its pieces in order.
     pub pieces: Pieces,
+    transfers: [Transfer; TRANSFERS],
+    transfer_count: usize,
 }
 
 impl Grant {
     /// Room for what is about to be allocated.
     pub fn new() -> Grant {
-        Grant { offset: 0, len: 0, pieces: Pieces::new() }
+        let transfers = [Transfer::default(); TRANSFERS];
+        Grant { offset: 0, len: 0, pieces: Pieces::new(), transfers, transfer_count: 0 }
+    }
+
+    /// What is to be moved.
+    pub fn transfers(&self) -> &[Transfer] {
+        &self.transfers[..self.transfer_count]
+    }
+
+    /// Whether pages are on their way to the granule at `offset`.
+    fn brings(&self, offset: usize) -> bool {
+        self.transfers().iter().any(|transfer| (transfer.to..transfer.to + transfer.len).contains(&offset))
     }
 }
 
@@ -662,28 +692,101 @@ impl SpanMap {
         let Some(offset) = offset else { return false };
         (grant.offset, grant.len) = (offset, len);
         let marks = self.cut_out(offset, len, &mut grant.pieces);
-        self.keep_rest_of_granules(offset, len, &grant.pieces);
         let fresh = grant.pieces.backed() == 0;
-        let marks = Marks { fresh, ..marks };
         let class = self.class_here(len, request.class);
-        self.put(offset, Segment { len, state: State::InUse, marks, class });
+        let span = Segment { len, state: State::InUse, marks: Marks { fresh, ..marks }, class };
+        self.put(offset, span);
+        self.find_transfers(if want == Want::Any { request.transfer } else { 0 }, grant);
+        self.keep_rest_of_granules(grant);
+        if !grant.transfers().is_empty() {
+            // Of pages that were moved there, nothing says whether the program uses them.
+            self.map.set(offset / PAGE, &Segment { marks, ..span });
+        }
         true
     }
 
     /// What was address space around a new span in the huge pages that it begins and ends in gets pages with it: zero pages, which
-    /// come first for the next request.
-    fn keep_rest_of_granules(&mut self, offset: usize, len: usize, pieces: &Pieces) {
-        let end = offset + len;
+    /// come first for the next request, or those that are moved there.
+    fn keep_rest_of_granules(&mut self, grant: &Grant) {
+        let (offset, end) = (grant.offset, grant.offset + grant.len);
         let reserved = |piece: Option<&Piece>| piece.is_some_and(|piece| piece.state == State::Reserved);
+        let state = |page: usize| if grant.brings(page) { State::Dirty } else { State::Zeroed };
         if self.granule == PAGE || !self.loose {
             return;
         }
-        if reserved(pieces.last()) {
-            self.reserved_to_zeroed(end, end.next_multiple_of(self.granule).min(self.len));
+        if reserved(grant.pieces.last()) {
+            self.give_reserved_pages(end, end.next_multiple_of(self.granule).min(self.len), state(end - PAGE));
         }
-        if reserved(pieces.first()) {
-            self.reserved_to_zeroed(offset & !(self.granule - 1), offset);
+        if reserved(grant.pieces.first()) {
+            self.give_reserved_pages(offset & !(self.granule - 1), offset, state(offset));
         }
+    }
+
+    /// Finds up to `most` bytes of free memory to be moved to granules that a new span has a part of and that have no page.
+    fn find_transfers(&mut self, most: usize, grant: &mut Grant) {
+        grant.transfer_count = 0;
+        if most < self.granule || self.granule == PAGE || !self.loose {
+            return;
+        }
+        let mut most = most;
+        for index in 0..grant.pieces.len() {
+            let piece = grant.pieces[index];
+            if piece.state != State::Reserved || piece.marks.remap() {
+                continue;
+            }
+            let (mut to, end) = self.empty_granules(piece.offset, piece.offset + piece.len);
+            while to < end
+                && most >= self.granule
+                && grant.transfer_count < TRANSFERS
+                && let Some((from, len)) = self.begin_transfer((end - to).min(most))
+            {
+                grant.transfers[grant.transfer_count] = Transfer { from, to, len };
+                grant.transfer_count += 1;
+                (to, most) = (to + len, most - len);
+            }
+        }
+    }
+
+    /// The granules without a page of which `[start, end)`, which was address space and is a span's now, is at least a part.
+    fn empty_granules(&self, start: usize, end: usize) -> (usize, usize) {
+        let mask = self.granule - 1;
+        let (first, last) = (start & !mask, end.next_multiple_of(self.granule));
+        let reserved = |at: usize, from: usize, to: usize| {
+            from == to
+                || at >= self.top
+                || self.segment_of(at).is_some_and(|(begin, segment)| {
+                    let whole = begin <= from && to <= begin + segment.len;
+                    whole && segment.state == State::Reserved && !segment.marks.remap()
+                })
+        };
+        let first = if reserved(first, first, start) { first } else { first + self.granule };
+        let last = if last <= self.len && reserved(end, end, last) { last } else { end & !mask };
+        (first, last)
+    }
+
+    /// Takes whole granules of dirty memory, no more than `most` bytes, to be moved elsewhere: from the end of one of the longest segments,
+    /// as what is discarded. Returns offset and length.
+    fn begin_transfer(&mut self, most: usize) -> Option<(usize, usize)> {
+        let most = most & !(self.granule - 1);
+        let whole = |page: usize| {
+            let (start, segment) = (page * PAGE, self.map.get(page)?);
+            let (first, last) = (start.next_multiple_of(self.granule), (start + segment.len) & !(self.granule - 1));
+            (first < last && !segment.marks.remap()).then(|| (first.max(last.saturating_sub(most)), last))
+        };
+        let candidates = self.available[1].down_to(&self.links, self.granule / PAGE);
+        let (from, to) = candidates.take(CANDIDATES).find_map(whole)?;
+        self.begin_discard_of(from, to);
+        Some((from, to - from))
+    }
+
+    /// Says that what was to be discarded at `offset`, or to be moved from there, still has its pages.
+    ///
+    /// # Panics
+    /// If nothing was.
+    pub fn keep(&mut self, offset: usize) {
+        let segment = self.take(offset);
+        assert!(segment.state == State::Discarding);
+        self.put_joined(offset, Segment { state: State::Dirty, ..segment });
     }
 
     /// The length of a span here. With small pages a long one has a little more, of which only the addresses are used: programs use the first
@@ -711,15 +814,15 @@ impl SpanMap {
         }
     }
 
-    /// Makes zeroed memory of the address space that lies in `[from, to)` at the end of it that a span was just cut out of.
-    fn reserved_to_zeroed(&mut self, from: usize, to: usize) {
+    /// Makes free memory in `state` of the address space that lies in `[from, to)` at the end of it that a span was just cut out of.
+    fn give_reserved_pages(&mut self, from: usize, to: usize, state: State) {
         if from >= to {
             return;
         }
         if from == self.top {
             self.top = to;
             self.bytes.reserved -= (to - from) as u64;
-            self.put_joined(from, Segment::free(to - from, State::Zeroed, Marks::default()));
+            self.put_joined(from, Segment::free(to - from, state, Marks::default()));
             return;
         }
         // Whichever of its ends is at the span, the segment that reaches there.
@@ -735,7 +838,7 @@ impl SpanMap {
                     self.split_at(last);
                 }
                 let segment = self.take(first);
-                self.put_joined(first, Segment { state: State::Zeroed, ..segment });
+                self.put_joined(first, Segment { state, ..segment });
             }
         }
     }
@@ -871,10 +974,11 @@ impl SpanMap {
         segment.len
     }
 
-    /// Undoes an allocation that could not be made accessible: every piece gets its state back.
+    /// Undoes an allocation that could not be made accessible: every piece gets its state back, and nothing is to be moved.
     pub fn undo(&mut self, grant: &Grant) {
         self.take(grant.offset);
         self.put_back(&grant.pieces);
+        grant.transfers().iter().for_each(|transfer| self.keep(transfer.from));
     }
 
     fn put_back(&mut self, pieces: &Pieces) {
@@ -892,7 +996,7 @@ impl SpanMap {
         let segment = self.in_use_at(offset).expect("a span in use begins here");
         assert!(len > segment.len && len.is_multiple_of(PAGE));
         let class = self.class_here(len, class);
-        let request = Request { len, align: PAGE, want: Want::Any, class, revocable, fresh: true };
+        let request = Request { len, align: PAGE, want: Want::Any, class, revocable, fresh: true, transfer: 0 };
         let (end, wanted_end) = (offset + segment.len, offset.checked_add(len).filter(|&end| end <= self.len)?);
         let (mut at, mut count) = (end, 0);
         while at < wanted_end && at < self.top {
@@ -1011,11 +1115,16 @@ impl SpanMap {
             self.available[kind].down_to(&self.links, granule / PAGE).take(4 * CANDIDATES).find_map(whole)
         };
         let (_, from, to) = longest(1).or_else(|| longest(2))?;
+        self.begin_discard_of(from, to);
+        Some((from, to - from))
+    }
+
+    /// Takes `[from, to)`, which is a part of one free segment.
+    fn begin_discard_of(&mut self, from: usize, to: usize) {
         self.split_at(from);
         self.split_at(to);
         let segment = self.take(from);
         self.put(from, Segment { state: State::Discarding, ..segment });
-        Some((from, to - from))
     }
 
     /// The marks of what is being discarded at `offset`.
@@ -1175,7 +1284,7 @@ mod tests {
     }
 
     fn request(pages: usize, want: Want) -> Request {
-        Request { len: pages * G, align: 1, want, class: 0, revocable: true, fresh: true }
+        Request { len: pages * G, align: 1, want, class: 0, revocable: true, fresh: true, transfer: 0 }
     }
 
     fn allocate(map: &mut SpanMap, pages: usize, want: Want) -> Grant {
@@ -1405,6 +1514,35 @@ mod tests {
     }
 
     #[test]
+    fn free_granules_are_moved_to_where_a_span_has_none() {
+        let mut map = SpanMap::new(64 * G, 4 * G).unwrap();
+        let spans: Vec<_> = (0..4).map(|_| allocate(&mut map, 8, Want::Any).offset).collect();
+        map.release(spans[0]);
+        map.release(spans[2]);
+        let transfer = |pages| Request { transfer: pages * G, ..request(10, Want::Any) };
+        let grant = map.allocate(&transfer(100)).unwrap();
+        assert_eq!((grant.offset, grant.pieces.backed()), (32 * G, 0));
+        let sum = |grant: &Grant| grant.transfers().iter().map(|transfer| transfer.len).sum::<usize>();
+        assert_eq!(sum(&grant), 12 * G, "the granule that it ends in as well");
+        assert_eq!(map.bytes().retained_zeroed, 0, "what is left of that granule has what was moved there");
+        assert_eq!((map.retained(), map.discarding()), ((16 - 12 + 2) * G, 12 * G));
+        grant.transfers().iter().for_each(|transfer| map.finish_discard(transfer.from, transfer.len, false));
+        map.check();
+        assert_eq!((map.retained(), map.discarding()), (6 * G, 0));
+        // Where that was not wanted, nothing is; where it fails, or the whole is undone, everything is as it was.
+        let before = map.bytes();
+        let grant = map.allocate(&transfer(0)).unwrap();
+        assert_eq!(sum(&grant), 0);
+        map.undo(&grant);
+        let grant = map.allocate(&transfer(4)).unwrap();
+        assert_eq!(sum(&grant), 4 * G);
+        map.undo(&grant);
+        map.check();
+        assert_eq!(map.bytes().total(), before.total());
+        assert_eq!(map.discarding(), 0);
+    }
+
+    #[test]
     fn alignment_up_to_the_zone() {
         let mut map = SpanMap::new(1024 * G, G).unwrap();
         allocate(&mut map, 1, Want::Any);
@@ -1421,6 +1559,7 @@ mod tests {
             align: u32,
             zero: bool,
             fresh: bool,
+            transfer: usize,
         },
         Release(usize),
         /// Into a cache and out again, or from there back into the zone.
@@ -1437,8 +1576,9 @@ mod tests {
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
-            4 => (1usize..20, 0u32..6, any::<bool>(), 0..4)
-                .prop_map(|(pages, align, zero, fresh)| Step::Allocate { pages, align, zero, fresh: fresh > 0 }),
+            4 => (1usize..20, 0u32..6, any::<bool>(), 0..4, 0usize..40).prop_map(|(pages, align, zero, fresh, transfer)| {
+                Step::Allocate { pages, align, zero, fresh: fresh > 0, transfer }
+            }),
             3 => any::<usize>().prop_map(Step::Release),
             1 => (any::<usize>(), any::<bool>()).prop_map(|(which, back)| Step::Cache(which, back)),
             1 => (any::<usize>(), 1usize..20).prop_map(|(which, more)| Step::Grow(which, more)),
@@ -1469,10 +1609,10 @@ mod tests {
             let mut discards: Vec<(usize, usize)> = Vec::new();
             for step in steps {
                 match step {
-                    Step::Allocate { pages: len, align, zero, fresh } => {
+                    Step::Allocate { pages: len, align, zero, fresh, transfer } => {
                         let want = if zero { Want::Zeroes } else { Want::Any };
                         let request =
-                            Request { len: len * G, align: G << align, want, class: 9, revocable: true, fresh };
+                            Request { len: len * G, align: G << align, want, class: 9, revocable: true, fresh, transfer: transfer * G };
                         if let Some(grant) = map.allocate(&request) {
                             prop_assert_eq!(grant.offset % (G << align), 0);
                             let (start, end) = (grant.offset / G, grant.offset / G + len);
@@ -1494,6 +1634,19 @@ mod tests {
                                 at += piece.len / G;
                             }
                             prop_assert_eq!(at, end);
+                            let (mut moved, granule_pages) = (0, 1 << granule);
+                            for &Transfer { from, to, len: bytes } in grant.transfers() {
+                                let (from, to, pages) = (from / G, to / G, bytes / G);
+                                prop_assert!(from % granule_pages == 0 && to % granule_pages == 0 && pages % granule_pages == 0);
+                                prop_assert!(memory[from..from + pages].iter().all(Option::is_some), "nothing to move");
+                                prop_assert!(memory[to..to + pages].iter().all(Option::is_none), "there is something already");
+                                prop_assert!(to < end && start < to + pages, "not for this span");
+                                prop_assert!(spans.iter().all(|&(at, n)| from + pages <= at || at + n <= from), "from a span in use");
+                                prop_assert!(from + pages <= start || end <= from, "from the span itself");
+                                memory[to..to + pages].fill(Some(false));
+                                moved += pages;
+                            }
+                            prop_assert!(moved <= transfer);
                             memory[start..end].fill(Some(false));
                             spans.push((start, len));
                             // What came with its granules.
@@ -1501,6 +1654,14 @@ mod tests {
                                 for page in &mut memory[offset / G..(offset + segment.len) / G] {
                                     prop_assert_ne!(*page, Some(false));
                                     *page = Some(true);
+                                }
+                            }
+                            // Every other transfer fails, and what is there comes by touching it.
+                            for transfer in grant.transfers() {
+                                if (transfer.from / G / granule_pages).is_multiple_of(2) {
+                                    map.keep(transfer.from);
+                                } else {
+                                    discards.push((transfer.from / G, transfer.len / G));
                                 }
                             }
                         }
@@ -1615,7 +1776,7 @@ mod model {
     }
 
     fn request(want: Want) -> Request {
-        Request { len: GRANULE, align: 1, want, class: 0, revocable: true, fresh: true }
+        Request { len: GRANULE, align: 1, want, class: 0, revocable: true, fresh: true, transfer: 0 }
     }
 
     fn take_in(zone: &Zone, map: &mut SpanMap) {

@@ -1,7 +1,8 @@
 //! What users of a region rely on.
 
 use super::*;
-use crate::sys::{pagemap, procfs};
+use crate::sys::userfaultfd::Userfaultfd;
+use crate::sys::{huge_page, pagemap, procfs};
 use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
@@ -331,6 +332,46 @@ fn guards_stand_behind_every_span() {
         bytes(again, size + 8192).fill(2);
         free(&region, again);
     }
+}
+
+/// Spans of many sizes, each with its own contents until it is freed.
+fn mixture(region: &Region) {
+    let mut seed = 1u64;
+    let mut random = |below: usize| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed as usize % below
+    };
+    let mut slots: [Option<(NonNull<u8>, usize, u8)>; 12] = [None; 12];
+    for round in 0..600 {
+        let slot = &mut slots[random(12)];
+        if let Some((span, size, value)) = slot.take() {
+            let mut pages = bytes(span, size).iter().step_by(PAGE_SIZE);
+            assert!(pages.all(|&byte| byte == value), "somebody else's memory, or none");
+            free(region, span);
+        }
+        let (size, value) = (MIB + random(31 * MIB), (round % 255 + 1) as u8);
+        let span = region.allocate(size, 1).unwrap();
+        bytes(span, size).iter_mut().step_by(PAGE_SIZE).for_each(|byte| *byte = value);
+        *slot = Some((span, size, value));
+    }
+    slots.into_iter().flatten().for_each(|(span, ..)| free(region, span));
+    balanced(region);
+}
+
+#[test]
+fn free_memory_is_moved_to_where_it_is_needed() {
+    let region = region(|_| {});
+    mixture(&region);
+    let can = Userfaultfd::new().inspect(|descriptor| descriptor.close()).is_ok();
+    let huge = huge_page::setting() != huge_page::Setting::Never;
+    let moved = region.snapshot().counter("transferred_bytes");
+    assert_eq!(moved > 0, can && huge, "{moved} bytes");
+    // For a program that wants that no more, as one that has its system calls filtered.
+    region.stop_transfers();
+    mixture(&region);
+    assert_eq!(region.snapshot().counter("transferred_bytes"), moved);
 }
 
 #[test]

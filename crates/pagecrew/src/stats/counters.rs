@@ -81,6 +81,7 @@ counters! {
     discarded_in_background_bytes, Bytes, "Bytes that helpers and the watcher gave back to the kernel.";
     grown_in_place_bytes, Bytes, "Bytes by which spans grew where they were.";
     moved_bytes, Bytes, "Bytes whose pages were moved instead of copied.";
+    transferred_bytes, Bytes, "Free huge pages that were moved to where a span needed them, instead of zeroed anew there.";
     copied_bytes, Bytes, "Bytes that had to be copied by a reallocation.";
     background_discard_ns, Nanoseconds, "Time that helpers and the watcher spent giving memory back with nobody waiting.";
     background_zero_ns, Nanoseconds, "Time that helpers spent zeroing with nobody waiting.";

@@ -17,7 +17,7 @@ pub const MAX_ZONES: usize = 2 * crate::sys::topology::MAX_NODES;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagecrew");
 /// Counted up with every change of the layout; a reader of another version refuses.
-const LAYOUT: u32 = 4;
+const LAYOUT: u32 = 5;
 
 /// Bytes of a zone's arena in each state. They add up to the arena at any time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -25,6 +25,7 @@ pub mod shared_file;
 pub mod stop;
 pub mod thread;
 pub mod topology;
+pub mod userfaultfd;
 pub mod words;
 pub mod zero;
 
