@@ -3,6 +3,7 @@
 use super::check::Check;
 use super::scratch::Scratch;
 use pagecrew::sys::memory::{self, Advice};
+use pagecrew::sys::userfaultfd::Userfaultfd;
 use pagecrew::sys::{Errno, PAGE_SIZE};
 
 const LEN: usize = 16 * PAGE_SIZE;
@@ -40,6 +41,12 @@ pub fn checks() -> Vec<Check> {
             advised(Advice::WipeOnFork),
             "fork copies the page tables of free memory too and takes longer",
             "needs Linux 4.14",
+        ),
+        Check::tried(
+            "UFFDIO_MOVE",
+            Userfaultfd::new().map(Userfaultfd::close),
+            "programs of varying large sizes have huge pages zeroed that could be moved",
+            "needs Linux 6.17, and no filter of system calls",
         ),
         Check::tried("MADV_GUARD_INSTALL", advised(Advice::GuardInstall), "--guards has no effect", "needs Linux 6.13"),
     ]

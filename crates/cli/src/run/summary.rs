@@ -40,6 +40,9 @@ fn memory_lines(snapshot: &Snapshot, line: &mut impl FnMut(&str, String)) {
     line("memory handed out", format!("{} in {} allocations", bytes("allocated_bytes"), count("allocations")));
     line("  reused, no page faults", share(count("reused_bytes"), count("allocated_bytes")));
     line("  from a CPU's cache", format!("{} allocations", count("cached_allocations")));
+    if count("transferred_bytes") > 0 {
+        line("  moved there when free", bytes("transferred_bytes").to_string());
+    }
     line("  zeroing skipped", bytes("zeroing_skipped_bytes").to_string());
     line("given back in background", bytes("discarded_in_background_bytes").to_string());
     line("zeroed in background", bytes("zeroed_in_background_bytes").to_string());
