@@ -468,12 +468,13 @@ impl Core {
     }
 
     /// Moves free pages to where a new span needs them, as its grant says.
-    fn carry_out(&self, zone: &Zone, transfers: &[Transfer]) {
+    fn carry_out(&self, zone: &Zone, grant: &Grant) {
+        let transfers = grant.transfers();
         let mut outcomes = [Outcome::Stayed; TRANSFERS];
         for (&Transfer { from, to, len }, outcome) in transfers.iter().zip(&mut outcomes) {
             let range = zone.at(from, len);
             // SAFETY: nobody uses what is being discarded until that was reported, and what is at the other place belongs to the caller's
-            // span or is free: dirty, so that nobody counts on its contents.
+            // span or is nobody's until all transfers were reported.
             *outcome = unsafe { self.transfers.carry_out(range, zone.range.start + to) };
             // SAFETY: as above.
             if *outcome == Outcome::Torn && unsafe { memory::advise(range, Advice::DontNeed) }.is_err() {
@@ -491,6 +492,7 @@ impl Core {
                 Outcome::Stayed => inner.map.keep(from),
             }
         }
+        inner.map.finish_transfers(grant);
         self.publish(zone, &mut inner);
     }
 
@@ -521,7 +523,7 @@ impl Core {
             return false;
         }
         if !grant.transfers().is_empty() {
-            self.carry_out(zone, grant.transfers());
+            self.carry_out(zone, grant);
         }
         if self.guards {
             self.install_guard(zone, grant.offset, grant.len);

@@ -228,7 +228,8 @@ pub struct Transfer {
 pub const TRANSFERS: usize = 8;
 
 /// An allocated span. Its pieces are the effects: what was `Reserved` is to be made accessible, what was `Zeroing` to be revoked. And there
-/// are the transfers: the caller reports each with [`SpanMap::finish_discard`] or [`SpanMap::keep`].
+/// are the transfers: the caller reports each with [`SpanMap::finish_discard`] or [`SpanMap::keep`], and then all of them with
+/// [`SpanMap::finish_transfers`].
 #[derive(Debug, PartialEq)]
 pub struct Grant {
     /// Offset in the zone.
@@ -239,13 +240,16 @@ pub struct Grant {
     pub pieces: Pieces,
     transfers: [Transfer; TRANSFERS],
     transfer_count: usize,
+    /// What is left, before and behind the span, of granules that pages are on their way to: offsets and lengths, 0 for nothing. Nobody may
+    /// look at it before they are there.
+    rests: [(usize, usize); 2],
 }
 
 impl Grant {
     /// Room for what is about to be allocated.
     pub fn new() -> Grant {
         let transfers = [Transfer::default(); TRANSFERS];
-        Grant { offset: 0, len: 0, pieces: Pieces::new(), transfers, transfer_count: 0 }
+        Grant { offset: 0, len: 0, pieces: Pieces::new(), transfers, transfer_count: 0, rests: [(0, 0); 2] }
     }
 
     /// What is to be moved.
@@ -707,18 +711,30 @@ impl SpanMap {
 
     /// What was address space around a new span in the huge pages that it begins and ends in gets pages with it: zero pages, which
     /// come first for the next request, or those that are moved there.
-    fn keep_rest_of_granules(&mut self, grant: &Grant) {
+    fn keep_rest_of_granules(&mut self, grant: &mut Grant) {
         let (offset, end) = (grant.offset, grant.offset + grant.len);
         let reserved = |piece: Option<&Piece>| piece.is_some_and(|piece| piece.state == State::Reserved);
-        let state = |page: usize| if grant.brings(page) { State::Dirty } else { State::Zeroed };
+        grant.rests = [(0, 0); 2];
         if self.granule == PAGE || !self.loose {
             return;
         }
-        if reserved(grant.pieces.last()) {
-            self.give_reserved_pages(end, end.next_multiple_of(self.granule).min(self.len), state(end - PAGE));
+        let behind = (end, end.next_multiple_of(self.granule).min(self.len), end - PAGE, grant.pieces.last());
+        let before = (offset & !(self.granule - 1), offset, offset, grant.pieces.first());
+        for (rest, (from, to, page, piece)) in [behind, before].into_iter().enumerate() {
+            if from < to && reserved(piece) {
+                let brought = grant.brings(page);
+                self.give_reserved_pages(from, to, if brought { State::Discarding } else { State::Zeroed });
+                grant.rests[rest] = if brought { (from, to - from) } else { (0, 0) };
+            }
         }
-        if reserved(grant.pieces.first()) {
-            self.give_reserved_pages(offset & !(self.granule - 1), offset, state(offset));
+    }
+
+    /// Says that every transfer of a grant was reported: what came with the span is free memory like any other.
+    pub fn finish_transfers(&mut self, grant: &Grant) {
+        for (offset, len) in grant.rests {
+            if len > 0 {
+                self.keep(offset);
+            }
         }
     }
 
@@ -814,6 +830,11 @@ impl SpanMap {
         }
     }
 
+    /// Puts a free segment back, joined with others where its state allows that.
+    fn put_free(&mut self, offset: usize, segment: Segment) {
+        if segment.state == State::Discarding { self.put(offset, segment) } else { self.put_joined(offset, segment) }
+    }
+
     /// Makes free memory in `state` of the address space that lies in `[from, to)` at the end of it that a span was just cut out of.
     fn give_reserved_pages(&mut self, from: usize, to: usize, state: State) {
         if from >= to {
@@ -822,7 +843,7 @@ impl SpanMap {
         if from == self.top {
             self.top = to;
             self.bytes.reserved -= (to - from) as u64;
-            self.put_joined(from, Segment::free(to - from, state, Marks::default()));
+            self.put_free(from, Segment::free(to - from, state, Marks::default()));
             return;
         }
         // Whichever of its ends is at the span, the segment that reaches there.
@@ -838,7 +859,7 @@ impl SpanMap {
                     self.split_at(last);
                 }
                 let segment = self.take(first);
-                self.put_joined(first, Segment { state, ..segment });
+                self.put_free(first, Segment { state, ..segment });
             }
         }
     }
@@ -979,6 +1000,7 @@ impl SpanMap {
         self.take(grant.offset);
         self.put_back(&grant.pieces);
         grant.transfers().iter().for_each(|transfer| self.keep(transfer.from));
+        self.finish_transfers(grant);
     }
 
     fn put_back(&mut self, pieces: &Pieces) {
@@ -1525,8 +1547,9 @@ mod tests {
         let sum = |grant: &Grant| grant.transfers().iter().map(|transfer| transfer.len).sum::<usize>();
         assert_eq!(sum(&grant), 12 * G, "the granule that it ends in as well");
         assert_eq!(map.bytes().retained_zeroed, 0, "what is left of that granule has what was moved there");
-        assert_eq!((map.retained(), map.discarding()), ((16 - 12 + 2) * G, 12 * G));
+        assert_eq!((map.retained(), map.discarding()), ((16 - 12) * G, (12 + 2) * G), "nobody may have it yet");
         grant.transfers().iter().for_each(|transfer| map.finish_discard(transfer.from, transfer.len, false));
+        map.finish_transfers(&grant);
         map.check();
         assert_eq!((map.retained(), map.discarding()), (6 * G, 0));
         // Where that was not wanted, nothing is; where it fails, or the whole is undone, everything is as it was.
@@ -1664,6 +1687,7 @@ mod tests {
                                     discards.push((transfer.from / G, transfer.len / G));
                                 }
                             }
+                            map.finish_transfers(&grant);
                         }
                     }
                     Step::Release(which) if !spans.is_empty() => {
