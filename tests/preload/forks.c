@@ -6,6 +6,8 @@
 
 #define THREADS 3
 #define LIVE (64 * MIB)
+// Blocks of 64 MiB, of which each thread takes so many.
+#define GROWTH 60
 
 extern char **environ;
 
@@ -74,6 +76,15 @@ static void live_as_child(int depth) {
     free(live_block);
 }
 
+// Says how the child ended, if not as it should have.
+static void expect_status(pid_t child, int expected) {
+    int status = wait_for(child);
+    if (status != expected) {
+        fprintf(stderr, "child %d ended with %d instead of %d (below 0: a signal)\n", child, status, expected);
+        fail(__FILE__, __LINE__, "status == expected");
+    }
+}
+
 static void forking(int rounds) {
     for (int round = 0; round < rounds; round++) {
         // Something to retain at the moment of the fork.
@@ -88,7 +99,7 @@ static void forking(int rounds) {
             if (round % 2) _exit(40 + round % 10);
             exit(40 + round % 10);
         }
-        CHECK(wait_for(child) == 40 + round % 10);
+        expect_status(child, 40 + round % 10);
     }
 }
 
@@ -284,6 +295,34 @@ static void with_streams(void) {
     CHECK(fclose(stream) == 0);
 }
 
+// Takes address space all the time: whoever forks meanwhile may do so while these threads have more of it made accessible.
+static void *grow(void *argument) {
+    (void)argument;
+    for (int i = 0; i < GROWTH; i++) {
+        CHECK(malloc(64 * MIB));
+        // A thread that others take the CPU from is in the middle of that for a while.
+        if (i % 4 == 0) sched_yield();
+        atomic_fetch_add(&rounds_done, 1);
+    }
+    return NULL;
+}
+
+static void beside_growth(void) {
+    pthread_t threads[THREADS];
+    for (uintptr_t i = 0; i < THREADS; i++) CHECK(pthread_create(&threads[i], NULL, grow, NULL) == 0);
+    for (int round = 0; atomic_load(&rounds_done) < THREADS * GROWTH; round++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            alarm(20);
+            for (int i = 0; i < 4; i++) CHECK(malloc(64 * MIB));
+            _exit(round % 100);
+        }
+        expect_status(child, round % 100);
+    }
+    for (int i = 0; i < THREADS; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+}
+
 static void as_child(void) {
     char *block = calloc(1, 8 * MIB);
     CHECK(block && all_zero(block, 8 * MIB));
@@ -314,6 +353,16 @@ int main(int count, char **arguments) {
     if (all || !strcmp(part, "descriptors")) inheriting_descriptors();
     if (all || !strcmp(part, "protect")) after_protecting();
     if (!strcmp(part, "streams")) with_streams();
+    if (!strcmp(part, "growing")) {
+        for (int round = 0; round < 40; round++) {
+            pid_t child = fork();
+            if (child == 0) {
+                beside_growth();
+                _exit(0);
+            }
+            expect_status(child, 0);
+        }
+    }
     if (all || !strcmp(part, "quiet")) {
         forking(15);
         sharing_memory(5, arguments[0]);

@@ -134,7 +134,7 @@ for malloc in glibc jemalloc mimalloc tcmalloc; do
     add "family/$malloc" 60 program_over "$malloc" family
     if [ "$malloc" = glibc ]; then operations=1000000; else operations=200000; fi
     add "storm/$malloc" 150 program_over "$malloc" storm "$operations"
-    for part in daemon little descriptors protect handlers streams quiet storm; do
+    for part in daemon little descriptors protect handlers streams growing quiet storm; do
         if [ "$malloc" != glibc ] && [ "$part" != storm ] && [ "$part" != quiet ]; then long=yes; fi
         add "forks/$part/$malloc" 90 program_over "$malloc" forks "$part"
         long=no

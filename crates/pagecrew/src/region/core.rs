@@ -65,6 +65,12 @@ pub(super) struct Inner {
     used: usize,
 }
 
+/// A zone that is held still for a fork.
+pub(super) struct ZoneForkGuard<'z> {
+    pub inner: MutexGuard<'z, Inner>,
+    _frontier: MutexGuard<'z, ()>,
+}
+
 /// The shared part of a region; the crew's employer.
 pub struct Core {
     pub(super) options: Options,
@@ -198,12 +204,13 @@ impl Zone {
         self.pages.set(offset / PAGE_SIZE, &Segment { marks: Marks { fresh: false, ..span.marks }, ..span });
     }
 
-    /// Locks the zone for a fork.
-    pub fn lock_for_fork(&self) -> MutexGuard<'_, Inner> {
+    /// Locks the zone for a fork, its frontier included: a child would find that locked for ever by a thread that it doesn't have.
+    pub fn lock_for_fork(&self) -> ZoneForkGuard<'_> {
         while self.waiting.load(Ordering::SeqCst) > 0 {
             std::thread::yield_now();
         }
-        self.lock()
+        let inner = self.lock();
+        ZoneForkGuard { inner, _frontier: lock(&self.frontier_lock) }
     }
 
     pub fn unlocked(&self) -> bool {

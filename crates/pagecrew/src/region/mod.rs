@@ -48,7 +48,7 @@ pub use options::{NAMES, Name, OptionError, Options, Trim};
 pub use resize::ResizeError;
 
 use self::core::Need;
-use self::core::{Core, Inner, RegionCrew, Zone};
+use self::core::{Core, Inner, RegionCrew, Zone, ZoneForkGuard};
 use crate::crew::{Crew, Employer, ForkGuard, Operation, Task};
 use crate::stats::{Snapshot, StatsPage};
 use crate::sys::HUGE_PAGE_SIZE;
@@ -61,7 +61,6 @@ pub use cache::{CpuCaches, Taken, Uncached};
 use spans::{Grant, Segment, State, Want};
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -136,7 +135,7 @@ pub struct Region {
 /// Holds a region still while the process forks.
 pub struct RegionForkGuard<'r> {
     region: &'r Region,
-    zones: Vec<MutexGuard<'r, Inner>>,
+    zones: Vec<ZoneForkGuard<'r>>,
     roster: Option<ForkGuard<'r>>,
 }
 
@@ -551,8 +550,8 @@ impl Region {
         core.forking.store(true, Ordering::SeqCst);
         let mut zones: Vec<_> = core.zones.iter().map(Zone::lock_for_fork).collect();
         let roster = Some(self.crew.hold_for_fork());
-        for (zone, inner) in core.zones.iter().zip(&mut zones) {
-            core.wipe_in_child(inner, zone);
+        for (zone, held) in core.zones.iter().zip(&mut zones) {
+            core.wipe_in_child(&mut held.inner, zone);
         }
         RegionForkGuard { region: self, zones, roster }
     }
@@ -581,8 +580,8 @@ impl Drop for RegionForkGuard<'_> {
     /// In the parent.
     fn drop(&mut self) {
         let core = self.region.core();
-        for (zone, inner) in core.zones.iter().zip(&mut self.zones) {
-            core.keep_in_child(inner, zone);
+        for (zone, held) in core.zones.iter().zip(&mut self.zones) {
+            core.keep_in_child(&mut held.inner, zone);
         }
         core.forking.store(false, Ordering::SeqCst);
     }
