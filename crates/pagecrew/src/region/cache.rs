@@ -39,6 +39,9 @@ const TALLY_CALLS: usize = 256;
 /// And pages by which what the stacks hold grows: 4 MiB.
 const TALLY_PAGES: usize = (4 << 20) / PAGE_SIZE;
 
+/// And pages that were taken or put in, from which on the slow path adds them first: 2 MiB.
+const BEHIND_PAGES: usize = (2 << 20) / PAGE_SIZE;
+
 fn calls(counted: usize) -> usize {
     counted & ((1 << CALLS) - 1)
 }
@@ -100,8 +103,8 @@ pub struct CpuCaches {
     start: usize,
     /// What begins where in the arena.
     map: PageMap,
-    /// An offset into the arena shifted right by so much is the number of its zone, of which every second one has huge pages.
-    zone_shift: u32,
+    /// An offset into the arena shifted right by so much is the number of its node.
+    node_shift: u32,
     /// Which spans that are freed may wait here: one of the constants above.
     takes: AtomicU8,
     /// Whether they never may again.
@@ -114,14 +117,14 @@ pub struct CpuCaches {
 }
 
 impl CpuCaches {
-    /// Empty caches of an arena that begins at `start`, whose zones are 2^`zone_shift` bytes long; `node_of` says the node of a CPU.
+    /// Empty caches of an arena that begins at `start`, of which each node has 2^`node_shift` bytes; `node_of` says the node of a CPU.
     ///
     /// # Errors
     /// `ENOMEM` without address space.
     pub(super) fn new(
         start: usize,
         map: PageMap,
-        zone_shift: u32,
+        node_shift: u32,
         nodes: usize,
         node_of: impl Fn(usize) -> usize,
     ) -> Result<CpuCaches, Errno> {
@@ -129,7 +132,7 @@ impl CpuCaches {
         let nodes = (0..if nodes > 1 { stacks.cpus() } else { 0 }).map(node_of).collect();
         let [closed, zeroes_wanted] = [false; 2].map(AtomicBool::new);
         let takes = AtomicU8::new(NOTHING);
-        Ok(CpuCaches { start, map, zone_shift, takes, closed, zeroes_wanted, stacks, nodes })
+        Ok(CpuCaches { start, map, node_shift, takes, closed, zeroes_wanted, stacks, nodes })
     }
 
     /// The CPU that the calling thread runs on at this moment.
@@ -266,7 +269,13 @@ impl CpuCaches {
     /// Whether `page` lies on the node of `cpu`.
     #[inline(always)]
     fn is_near(&self, page: usize, cpu: usize) -> bool {
-        page < self.map.pages() && (page * PAGE_SIZE) >> (self.zone_shift + 1) == self.node(cpu)
+        page < self.map.pages() && (page * PAGE_SIZE) >> self.node_shift == self.node(cpu)
+    }
+
+    /// Whether so much was counted on `cpu` since the last tally that whoever looks at the sums should have it added first.
+    pub(super) fn is_behind(&self, cpu: usize) -> bool {
+        let counts = &self.stacks.line(cpu).counts[TAKEN..HELD];
+        counts.iter().any(|counter| counter.load(Relaxed) >= BEHIND_PAGES << CALLS)
     }
 
     /// What was counted on `cpu` since the last call; `None` for nothing.
@@ -340,7 +349,7 @@ mod tests {
     /// Runs `work` on one CPU, with empty caches and a function that says that a span of so many bytes is in use at an offset.
     fn pinned<T: Send>(work: impl FnOnce(&CpuCaches, &dyn Fn(usize, usize)) -> T + Send) -> T {
         let map = PageMap::new(2 << SHIFT >> 12).unwrap();
-        let caches = CpuCaches::new(START, map.part(0, map.pages(), false), SHIFT, 1, |_| 0).unwrap();
+        let caches = CpuCaches::new(START, map.part(0, map.pages(), false), SHIFT + 1, 1, |_| 0).unwrap();
         let zones = [false, true].map(|huge| map.part((huge as usize) << SHIFT >> 12, 1 << SHIFT >> 12, huge));
         caches.set_open(true);
         std::thread::scope(|scope| {

@@ -7,16 +7,18 @@ use super::cache::{ARENA_MOST, CpuCaches};
 use super::classes::{self, ALIGNED_LEAST};
 use super::density::Density;
 use super::hook::{self, HookSlot};
+use super::lanes::{self, Lanes};
 use super::options::Options;
 use super::page_map::PageMap;
 use super::retention::Retention;
 use super::reuse::Reuse;
+use super::slow_counts::{Counts, SlowCounts};
 use super::spans::{Grant, Marks, Pieces, Request, Segment, SpanMap, State, TRANSFERS, Transfer, Want};
 use super::transfer::{Outcome, Transfers};
 use super::zeroing::Zeroing;
 use crate::crew::ahead::Revoked;
 use crate::crew::{Crew, Employer, Task, Tick};
-use crate::stats::{Counters, MAX_ZONES, StatsPage};
+use crate::stats::{Counters, MAX_LANES, MAX_ZONES, StatsPage};
 use crate::sys::memory::{self, Advice, Protection, Range};
 use crate::sys::topology::{self, MAX_NODES, Topology};
 use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, procfs, sched};
@@ -32,9 +34,12 @@ const PARKED: usize = 64;
 /// No more than this is moved to one new span: the caller may not touch all of it.
 const TRANSFER_MOST: usize = 64 << 20;
 
-/// A part of the arena for one node, with small pages or with huge pages.
+/// A part of the arena for one lane of one node, with small pages or with huge pages.
+#[repr(align(128))]
 pub(super) struct Zone {
     pub range: Range,
+    /// Its place in the arena.
+    number: usize,
     pub node: usize,
     /// Whether its spans may be in huge pages.
     pub huge: bool,
@@ -48,8 +53,10 @@ pub(super) struct Zone {
     frontier_lock: Mutex<()>,
     /// Offset from which on nothing is the zone's any more: others may map something there, which is freed without the lock.
     end: AtomicUsize,
-    /// Of what was handed out, bytes that wait in caches, as last summed up; wraps.
+    /// Of what was handed out, bytes that wait in caches, as last summed up, for all lanes of the node in the zone of its first; wraps.
     cached: AtomicUsize,
+    /// Bytes that are retained here, as last published.
+    pub retained: AtomicUsize,
     /// Threads that wait for the lock.
     waiting: AtomicUsize,
     /// Pages and one of spans that wait for the lock to be free; 0 for none.
@@ -78,13 +85,11 @@ pub struct Core {
     pub(super) zones: Vec<Zone>,
     /// Each zone has 2^this bytes.
     zone_shift: u32,
+    lanes: Lanes,
     pub(super) caches: CpuCaches,
+    slow_counts: SlowCounts,
     pub(super) stats: StatsPage,
-    /// Sums over the zones. What is retained, and what of `used` lies in caches, with small pages and with huge pages.
-    retained: [AtomicUsize; 2],
-    cached: [AtomicUsize; 2],
-    discarding: AtomicUsize,
-    used: AtomicUsize,
+    sums: Sums,
     pub(super) retention: Retention,
     pub(super) zeroing: Zeroing,
     pub(super) density: Density,
@@ -97,6 +102,18 @@ pub struct Core {
     pub(super) guards: bool,
     /// Whether a thread is about to fork, holds the zones, and may be waiting for one that wants them.
     pub(super) forking: AtomicBool,
+}
+
+/// Sums over the zones, in bytes. Each request that no cache serves changes some of them, so they have lines of their own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Sums {
+    /// What is retained, with small pages and with huge pages.
+    retained: [AtomicUsize; 2],
+    used: AtomicUsize,
+    /// What of `used` lies in caches, as `retained`.
+    cached: [AtomicUsize; 2],
+    discarding: AtomicUsize,
 }
 
 /// What a span has to be.
@@ -127,6 +144,7 @@ fn not_below_zero(sum: usize) -> usize {
 impl Zone {
     fn new(
         range: Range,
+        number: usize,
         pages: PageMap,
         node: usize,
         huge: bool,
@@ -140,6 +158,7 @@ impl Zone {
         }
         Ok(Zone {
             range,
+            number,
             node,
             huge,
             advice,
@@ -149,6 +168,7 @@ impl Zone {
             frontier_lock: Mutex::new(()),
             end: AtomicUsize::new(range.len),
             cached: AtomicUsize::new(0),
+            retained: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             parked: (0..PARKED).map(|_| AtomicUsize::new(0)).collect(),
         })
@@ -175,9 +195,16 @@ impl Zone {
     /// As [`Zone::lock`] for a thread of the program. `None` while another thread is forking: it may hold the zone and wait for a lock of
     /// the C library that the caller holds.
     pub fn lock_unless(&self, forking: &AtomicBool) -> Option<MutexGuard<'_, Inner>> {
-        if let Ok(inner) = self.inner.try_lock() {
-            return Some(self.unpark(inner));
-        }
+        self.try_lock().or_else(|| self.wait_unless(forking))
+    }
+
+    /// The lock, if nobody has it.
+    fn try_lock(&self) -> Option<MutexGuard<'_, Inner>> {
+        self.inner.try_lock().ok().map(|inner| self.unpark(inner))
+    }
+
+    /// As [`Zone::lock_unless`], where somebody has the lock.
+    fn wait_unless(&self, forking: &AtomicBool) -> Option<MutexGuard<'_, Inner>> {
         // Whoever forks sets its flag first, and then waits for those who are waiting already.
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let inner = (!forking.load(Ordering::SeqCst)).then(|| self.lock());
@@ -258,20 +285,26 @@ impl Core {
         let largest = memory.filter(|_| !arena::always_overcommits());
         let largest = largest.map_or(usize::MAX, |memory| (memory.total + memory.swap) as usize);
         let nodes = topology.nodes();
+        let cpus = topology::possible_cpus();
+        let most_lanes = lanes::count(cpus.div_ceil(nodes), MAX_LANES);
         // Much more address space than memory, so that fragmentation of it never matters.
-        let wanted = (16 * total).next_power_of_two().clamp(64 << 30, ARENA_MOST.min(8 << 40));
+        let wanted = (16.max(2 * nodes * most_lanes) * total).next_power_of_two();
+        let wanted = wanted.clamp(64 << 30, ARENA_MOST.min(8 << 40));
         let arena = Arena::reserve(wanted, nodes * 64 * HUGE_PAGE_SIZE)?;
         let stats = StatsPage::new()?;
+        // Each zone has room for a span as large as the machine's memory, if possible.
+        let room = arena.range().len / (2 * nodes * total.max(1));
+        let lanes = Lanes::new(lanes::count(most_lanes, room), cpus);
+        let zone_count = 2 * nodes * lanes.count();
         // The zones' length is a power of two: an address says its zone by a shift.
-        let zone_shift = (arena.range().len / (2 * nodes)).ilog2();
+        let zone_shift = (arena.range().len / zone_count).ilog2();
         let zone_len = 1usize << zone_shift;
         let aligned = zone_len >= ZONE_ALIGN;
         // One for the whole arena, so that an address says where to look by itself.
-        let map = PageMap::new(2 * nodes * (zone_len / PAGE_SIZE))?;
-        let cpus = topology::possible_cpus();
-        let mut zones = Vec::with_capacity(2 * nodes);
+        let map = PageMap::new(zone_count * (zone_len / PAGE_SIZE))?;
+        let mut zones = Vec::with_capacity(zone_count);
         for node in 0..nodes {
-            for huge in [false, true] {
+            for huge in (0..lanes.count()).flat_map(|_| [false, true]) {
                 let range = Range { start: arena.range().start + zones.len() * zone_len, len: zone_len };
                 debug_assert!(!aligned || range.start.is_multiple_of(ZONE_ALIGN));
                 let advice = Some(huge && options.huge_pages);
@@ -284,26 +317,26 @@ impl Core {
                     .publish(crate::stats::ZoneBytes { reserved: range.len as u64, ..Default::default() });
                 let pages = zone_len / PAGE_SIZE;
                 let pages = map.part(zones.len() * pages, pages, huge);
-                zones.push(Zone::new(range, pages, node, huge, arena.exact(), advice, cpus)?);
+                zones.push(Zone::new(range, zones.len(), pages, node, huge, arena.exact(), advice, cpus)?);
             }
         }
         stats.set_zone_count(zones.len());
         let retention = Retention::new(&options);
         let guards = options.guards && guards_work();
         let node_of = |cpu| topology.node_of(cpu).min(nodes - 1);
-        let caches = CpuCaches::new(arena.range().start, map, zone_shift, nodes, node_of)?;
+        let node_shift = zone_shift + (2 * lanes.count()).ilog2();
+        let caches = CpuCaches::new(arena.range().start, map, node_shift, nodes, node_of)?;
         caches.set_open(may_cache(&options));
         Ok(Core {
             options,
             arena,
             zones,
             zone_shift,
+            lanes,
             caches,
+            slow_counts: SlowCounts::new(cpus),
             stats,
-            retained: [AtomicUsize::new(0), AtomicUsize::new(0)],
-            cached: [AtomicUsize::new(0), AtomicUsize::new(0)],
-            discarding: AtomicUsize::new(0),
-            used: AtomicUsize::new(0),
+            sums: Sums::default(),
             retention,
             zeroing: Zeroing::new(),
             density: Density::new(),
@@ -336,7 +369,7 @@ impl Core {
     /// is known.
     pub fn retained(&self) -> usize {
         let [small, huge] =
-            [0, 1].map(|kind| self.retained[kind].load(Ordering::Relaxed).saturating_add(self.cached_of(kind)));
+            [0, 1].map(|kind| self.sums.retained[kind].load(Ordering::Relaxed).saturating_add(self.cached_of(kind)));
         // Where memory is short, nothing is guessed.
         let small = if self.cramped() { small } else { self.density.share_of(small) };
         small + huge
@@ -348,12 +381,12 @@ impl Core {
     }
 
     fn cached_of(&self, kind: usize) -> usize {
-        not_below_zero(self.cached[kind].load(Ordering::Relaxed))
+        not_below_zero(self.sums.cached[kind].load(Ordering::Relaxed))
     }
 
     /// Bytes of the spans that are in use.
     pub fn in_use(&self) -> usize {
-        self.used.load(Ordering::Relaxed).saturating_sub(self.cached())
+        self.sums.used.load(Ordering::Relaxed).saturating_sub(self.cached())
     }
 
     /// The machine's memory in bytes.
@@ -363,17 +396,16 @@ impl Core {
 
     /// Bytes on their way back to the kernel.
     pub fn discarding(&self) -> usize {
-        self.discarding.load(Ordering::Relaxed)
+        self.sums.discarding.load(Ordering::Relaxed)
     }
 
     /// Brings the published states and the region's sums up to date with a zone; called before its lock is opened.
     pub fn publish(&self, zone: &Zone, inner: &mut Inner) {
-        let index = 2 * zone.node + zone.huge as usize;
         let mut bytes = inner.map.bytes();
         // What waits in caches is in use as far as the zone knows.
         let cached = bytes.in_use.min(not_below_zero(zone.cached.load(Ordering::Relaxed)) as u64);
         (bytes.in_use, bytes.retained_dirty) = (bytes.in_use - cached, bytes.retained_dirty + cached);
-        self.stats.zones[index].publish(bytes);
+        self.stats.zones[zone.number].publish(bytes);
         let (retained, discarding) = (inner.map.retained(), inner.map.discarding());
         // Wrapping: the sums of differences are right whatever their order.
         let moved = |sum: &AtomicUsize, now: usize, before: usize| {
@@ -382,10 +414,13 @@ impl Core {
                 sum.fetch_add(difference, Ordering::Relaxed);
             }
         };
+        if retained != inner.retained {
+            zone.retained.store(retained, Ordering::Relaxed);
+        }
         let used = inner.map.used();
-        moved(&self.retained[zone.huge as usize], retained, inner.retained);
-        moved(&self.discarding, discarding, inner.discarding);
-        moved(&self.used, used, inner.used);
+        moved(&self.sums.retained[zone.huge as usize], retained, inner.retained);
+        moved(&self.sums.discarding, discarding, inner.discarding);
+        moved(&self.sums.used, used, inner.used);
         (inner.retained, inner.discarding, inner.used) = (retained, discarding, used);
         self.retention.note(self.retained(), self.in_use());
     }
@@ -404,7 +439,7 @@ impl Core {
         }
         let exact = crate::sys::round_up(size, PAGE_SIZE)?;
         let (len, class) = classes::span_for(size)?;
-        Some(if self.limits().counts_every_page(self.in_use()) { (exact, 0) } else { (len, class) })
+        Some(if self.limits().counts_every_page(|| self.in_use()) { (exact, 0) } else { (len, class) })
     }
 
     /// Whether a span of `len` bytes should come from memory with huge pages.
@@ -423,20 +458,25 @@ impl Core {
     ///
     /// Retained memory comes first: of the kind that is wanted and, where small pages are wanted, with huge pages too, since it is there
     /// already. Before anything fresh is taken, what waits on this CPU goes to its zones and is joined there, where that may be enough; and
-    /// what waits on any CPU where the program's peak would be raised.
+    /// what waits on any CPU, or lies in other lanes, where the program's peak would be raised.
     pub fn allocate(&self, topology: &Topology, need: Need, grant: &mut Grant) -> Option<&Zone> {
         let Need { len, class, want, huge, .. } = need;
         let align = if huge && len >= ALIGNED_LEAST { need.align.max(HUGE_PAGE_SIZE) } else { need.align };
         let request = |fresh| Request { len, align, want, class, revocable: self.can_revoke(), fresh, transfer: 0 };
         let own = self.node(topology);
-        let zone = |node: usize, huge: bool| &self.zones[2 * node + huge as usize];
-        let retained = |grant: &mut Grant| {
-            let other = (!huge && self.options.huge_pages).then(|| zone(own, true));
-            [Some(zone(own, huge)), other].into_iter().flatten().find(|zone| {
-                let any = zone.frontier.load(Ordering::Relaxed) > zone.range.start;
+        let (lanes, lane) = (self.lanes.count(), self.lanes.of(self.caches.here()));
+        // The lanes from the CPU's own on.
+        let zone = |node: usize, step: usize, huge: bool| {
+            &self.zones[2 * (node * lanes + ((lane + step) & (lanes - 1))) + huge as usize]
+        };
+        let retained_in = |step: usize, grant: &mut Grant| {
+            let other = (!huge && self.options.huge_pages).then(|| zone(own, step, true));
+            [Some(zone(own, step, huge)), other].into_iter().flatten().find(|zone| {
+                let any = zone.retained.load(Ordering::Relaxed) > 0;
                 any && self.allocate_in(zone, &request(false), grant)
             })
         };
+        let retained = |grant: &mut Grant| retained_in(0, grant);
         if want != Want::AddressSpace {
             self.sum_up_own();
             let waiting = || self.density.share_of(self.cached_of(0)) + self.cached_of(1);
@@ -447,6 +487,9 @@ impl Core {
             if found.is_none() && waiting() >= len / 8 && self.exceeds_peak(len) && self.drain_caches() {
                 found = retained(grant);
             }
+            if found.is_none() && lanes > 1 && self.lacks_room_for(len) {
+                found = (1..lanes).find_map(|step| retained_in(step, grant));
+            }
             if found.is_some() {
                 return found;
             }
@@ -454,8 +497,9 @@ impl Core {
         // Memory that is known to be zero can't be had that way.
         let may_transfer = huge && want == Want::Any && self.lacks_room_for(len) && self.can_transfer();
         let request = Request { transfer: if may_transfer { TRANSFER_MOST } else { 0 }, ..request(true) };
-        (0..topology.nodes()).find_map(|step| {
-            let zone = zone((own + step) % topology.nodes(), huge);
+        let everywhere = (0..topology.nodes()).flat_map(|node| (0..lanes).map(move |step| (node, step)));
+        everywhere.into_iter().find_map(|(node, step)| {
+            let zone = zone((own + node) % topology.nodes(), step, huge);
             self.allocate_in(zone, &request, grant).then_some(zone)
         })
     }
@@ -503,13 +547,23 @@ impl Core {
         self.publish(zone, &mut inner);
     }
 
+    /// As [`Zone::lock_unless`] for a thread that takes something; where it has to wait, its CPU may go on with another lane.
+    fn lock_on_this_cpu<'z>(&self, zone: &'z Zone) -> Option<MutexGuard<'z, Inner>> {
+        if let Some(inner) = zone.try_lock() {
+            self.lanes.found_open(self.caches.here());
+            return Some(inner);
+        }
+        self.lanes.found_locked(self.caches.here());
+        zone.wait_unless(&self.forking)
+    }
+
     /// Returns whether there was room.
     fn allocate_in(&self, zone: &Zone, request: &Request, grant: &mut Grant) -> bool {
         // A small arena, as under RLIMIT_AS, is not aligned to more than a huge page.
         if !zone.range.start.is_multiple_of(request.align) {
             return false;
         }
-        let Some(mut guard) = zone.lock_unless(&self.forking) else { return false };
+        let Some(mut guard) = self.lock_on_this_cpu(zone) else { return false };
         let inner = &mut *guard;
         if request.want == Want::Zeroes {
             self.take_in(zone, inner);
@@ -644,7 +698,6 @@ impl Core {
         self.counters().cached_allocations.add(tally.taken as u64);
         self.counters().frees.add(tally.put as u64);
         self.note_held(cpu, tally.held_change);
-        self.target_after_caching(tally.held_change[0].wrapping_add(tally.held_change[1]));
         self.note_call();
         self.retention.note(self.retained(), self.in_use());
     }
@@ -652,24 +705,56 @@ impl Core {
     /// What waits on a CPU has changed.
     fn note_held(&self, cpu: usize, change: [usize; 2]) {
         for (kind, change) in change.into_iter().enumerate().filter(|&(_, change)| change != 0) {
-            self.note_cached(2 * self.caches.node(cpu) + kind, change);
+            self.note_cached(self.first_zone(self.caches.node(cpu), kind), change);
         }
     }
 
-    /// What waits in caches of the spans of zone number `zone` has changed.
+    /// The number of the zone of a node's first lane with small pages (0) or huge pages (1).
+    fn first_zone(&self, node: usize, kind: usize) -> usize {
+        2 * node * self.lanes.count() + kind
+    }
+
+    /// What waits in caches of the spans of a node, whose first zone of that kind has the number `zone`, has changed.
     fn note_cached(&self, zone: usize, change: usize) {
-        self.cached[zone % 2].fetch_add(change, Ordering::Relaxed);
+        self.sums.cached[zone % 2].fetch_add(change, Ordering::Relaxed);
         self.zones[zone].cached.fetch_add(change, Ordering::Relaxed);
     }
 
     /// As [`Core::sum_up`] for this CPU.
-    pub fn sum_up_own(&self) {
+    pub fn sum_up_here(&self) {
         self.sum_up(self.caches.here());
+    }
+
+    /// As [`Core::sum_up_here`] where the sums are wrong by more than a little.
+    pub fn sum_up_own(&self) {
+        let cpu = self.caches.here();
+        if self.caches.is_behind(cpu) {
+            self.sum_up(cpu);
+        }
     }
 
     /// As [`Core::sum_up`] for every CPU.
     pub fn sum_up_all(&self) {
+        self.slow_counts.cpus().for_each(|cpu| self.add_slow_counts(cpu));
         self.caches.used().for_each(|cpu| self.sum_up(cpu));
+    }
+
+    /// Counts a request that no cache served.
+    pub fn note_request(&self, what: Counts) {
+        let cpu = self.caches.here();
+        if self.slow_counts.add(cpu, what) {
+            self.add_slow_counts(cpu);
+        }
+        self.note_call();
+    }
+
+    fn add_slow_counts(&self, cpu: usize) {
+        if let Some(counts) = self.slow_counts.take(cpu) {
+            self.counters().allocations.add(counts.allocations);
+            self.counters().allocated_bytes.add(counts.allocated_bytes);
+            self.counters().reused_bytes.add(counts.reused_bytes);
+            self.counters().frees.add(counts.frees);
+        }
     }
 
     /// Publishes what every zone has now.
@@ -691,7 +776,7 @@ impl Core {
             for cpu in self.caches.used() {
                 self.sum_up(cpu);
                 for (kind, held) in self.caches.forget_held(cpu).into_iter().enumerate() {
-                    missing[2 * self.caches.node(cpu) + kind].update(|sum| sum.wrapping_add(held));
+                    missing[self.first_zone(self.caches.node(cpu), kind)].update(|sum| sum.wrapping_add(held));
                 }
             }
         };
@@ -717,11 +802,11 @@ impl Core {
         self.caches.drain_here(release) > 0
     }
 
-    /// Gives the span that begins at `page` of the arena, and came out of a cache, back to its zone. Returns the zone's number and the
-    /// span's length.
+    /// Gives the span that begins at `page` of the arena, and came out of a cache, back to its zone. Returns the number of the node's first
+    /// zone of that kind and the span's length.
     fn release_cached(&self, page: usize) -> (usize, usize) {
-        let number = (page * PAGE_SIZE) >> self.zone_shift;
-        let zone = &self.zones[number];
+        let zone = &self.zones[(page * PAGE_SIZE) >> self.zone_shift];
+        let number = self.first_zone(zone.node, zone.huge as usize);
         let offset = self.address(page) - zone.range.start;
         let len = zone.pages.get(offset / PAGE_SIZE).map_or(0, |span| span.len);
         self.release_retired(zone, offset, false);

@@ -140,10 +140,14 @@ impl Density {
         }
     }
 
-    /// Looks at how much of a zone with small pages has pages.
-    pub fn look_at_zone(&self, used: Range) {
-        let touched = resident(used);
-        if let Some(seen) = (touched.pages * WHOLE as usize).checked_div(touched.of) {
+    /// Looks at how much of the zones with small pages has pages, as far as they were ever used.
+    pub fn look_at_zones(&self, used: impl Iterator<Item = Range>) {
+        let (pages, of) = used.fold((0, 0), |(pages, of), range| {
+            let touched = resident(range);
+            let seen = (touched.pages * WHOLE as usize).checked_div(touched.of).unwrap_or(0);
+            (pages + range.len / PAGE_SIZE * seen, of + range.len / PAGE_SIZE)
+        });
+        if let Some(seen) = pages.checked_div(of) {
             let seen = seen as u32;
             // A program that begins to use more of its memory is believed at once, one that uses less of it by and by.
             let share = self.share.load(Relaxed);

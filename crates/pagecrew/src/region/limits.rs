@@ -83,13 +83,13 @@ impl Limits {
 
     /// Whether a span may not be longer than what was asked for, in a program that has `in_use` bytes in use: there is no room, or nobody
     /// has looked yet whether there is, and the program is large enough for that to matter.
-    pub fn counts_every_page(&self, in_use: usize) -> bool {
-        self.cramped() || (self.near() && in_use >= UNLOOKED_MOST)
+    pub fn counts_every_page(&self, in_use: impl FnOnce() -> usize) -> bool {
+        self.cramped() || (self.near() && in_use() >= UNLOOKED_MOST)
     }
 
     /// Whether a program that has `in_use` bytes in use is so large that its limits matter, and nobody has looked at them.
-    pub fn wants_look(&self, in_use: usize) -> bool {
-        in_use >= UNLOOKED_MOST && !self.looked.load(Relaxed)
+    pub fn wants_look(&self, in_use: impl FnOnce() -> usize) -> bool {
+        !self.looked.load(Relaxed) && in_use() >= UNLOOKED_MOST
     }
 
     /// Whether a program that once had `resident` bytes resident had about as much as its group's limit leaves room for: it may have that
@@ -130,11 +130,11 @@ mod tests {
     fn before_anybody_looks_a_large_program_gets_no_more_than_it_asks_for() {
         let limits = Limits::new();
         assert!(limits.near() && !limits.short_of_room());
-        assert_eq!([31, 32].map(|mib| limits.counts_every_page(mib * M)), [false, true]);
-        assert_eq!([31, 32].map(|mib| limits.wants_look(mib * M)), [false, true]);
+        assert_eq!([31, 32].map(|mib| limits.counts_every_page(|| mib * M)), [false, true]);
+        assert_eq!([31, 32].map(|mib| limits.wants_look(|| mib * M)), [false, true]);
         assert_eq!((limits.slack(100 * M), limits.fills_group(1 << 40)), (0, false));
         limits.set_near(false);
-        assert!(!limits.counts_every_page(1 << 40) && !limits.wants_look(1 << 40));
+        assert!(!limits.counts_every_page(|| 1 << 40) && !limits.wants_look(|| 1 << 40));
         assert_eq!(limits.slack(100 * M), slack(100 * M));
     }
 

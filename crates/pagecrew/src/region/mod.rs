@@ -22,11 +22,13 @@ mod arena;
 mod bins;
 mod bits;
 mod cache;
+mod churn;
 mod classes;
 mod core;
 mod density;
 mod exit;
 mod hook;
+mod lanes;
 mod limits;
 mod links;
 mod options;
@@ -36,6 +38,7 @@ mod resize;
 mod retention;
 mod reuse;
 pub(crate) mod signals;
+mod slow_counts;
 pub mod spans;
 #[cfg(test)]
 mod tests;
@@ -58,6 +61,7 @@ use crate::sys::topology::Topology;
 use crate::sys::zero::{self, Use};
 use crate::sys::{Errno, PAGE_SIZE, clock, round_up};
 pub use cache::{CpuCaches, Taken, Uncached};
+use slow_counts::Counts;
 use spans::{Grant, Segment, State, Want};
 use std::fmt;
 use std::ptr::NonNull;
@@ -273,12 +277,14 @@ impl Region {
         // The zone may have made it longer.
         let len = grant.len;
         let reused = grant.pieces.backed();
-        let fresh = len - reused;
-        let counters = core.counters();
-        counters.allocations.add(1);
-        counters.allocated_bytes.add(len as u64);
-        counters.reused_bytes.add(reused as u64);
-        core.note_call();
+        let moved: usize = grant.transfers().iter().map(|transfer| transfer.len).sum();
+        let fresh = (len - reused).saturating_sub(moved);
+        core.note_request(Counts {
+            allocations: 1,
+            allocated_bytes: len as u64,
+            reused_bytes: reused as u64,
+            ..Counts::default()
+        });
         core.note_want(want, len, &grant.pieces);
         let span = zone.at(grant.offset, len);
         if reused == 0 && !zone.huge {
@@ -286,9 +292,8 @@ impl Region {
         }
         if want == Want::Zeroes {
             let used = size.next_multiple_of(PAGE_SIZE);
-            counters.zeroing_skipped_bytes.add(core.clear(&self.crew, zone, &grant, used) as u64);
+            core.counters().zeroing_skipped_bytes.add(core.clear(&self.crew, zone, &grant, used) as u64);
         }
-        core.target_after_allocation(reused);
         if fresh > 0 {
             core.reserve_headroom(&self.crew, zone, fresh);
         }
@@ -410,15 +415,14 @@ impl Region {
             // SAFETY: as above.
             Err(Uncached::AsItWas) => return unsafe { self.free_span(pointer) },
             Err(Uncached::LookAfter(len)) => {
-                core.sum_up_own();
+                core.sum_up_here();
                 core.wake(&self.crew, len);
             }
             Err(Uncached::Retired(span)) => {
                 let (zone, offset) = self.place(pointer)?;
                 let len = span.bytes();
                 core.release_retired(zone, offset, true);
-                core.counters().frees.add(1);
-                core.note_call();
+                core.note_request(Counts { frees: 1, ..Counts::default() });
                 core.settle_retained(&self.crew, len);
             }
         }
@@ -455,8 +459,7 @@ impl Region {
         let discard = inner.map.release(offset);
         core.publish(zone, &mut inner);
         drop(inner);
-        core.counters().frees.add(1);
-        core.note_call();
+        core.note_request(Counts { frees: 1, ..Counts::default() });
         if let Some((offset, len)) = discard {
             core.discard(&self.crew, zone, offset, len);
         }

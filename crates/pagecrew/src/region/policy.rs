@@ -133,54 +133,6 @@ const SLACK_MOST: usize = 8 << 20;
 const SLACK_FADES: usize = 16;
 const SLACK_SHARE: usize = 24;
 
-/// What a program may have beyond its slack where giving memory back for want of room costs it too much: it frees and asks again so fast
-/// that what goes back is touched anew at once. In a mixture of sizes, such pieces are a matter of where they lie, not of how many.
-///
-/// More is granted only while that is so, by what was given back for that reason in the last windows, and it fades afterwards.
-#[derive(Debug, Default)]
-pub struct Churn {
-    begin_ns: u64,
-    bytes: usize,
-    /// Windows in a row in which it was too much.
-    high: u32,
-    extra: usize,
-}
-
-/// Length of a window, at least.
-const CHURN_WINDOW_NS: u64 = 20_000_000;
-/// Bytes a second that are given back and touched again at about a tenth of a processor's time.
-const CHURN_HIGH: usize = 512 << 20;
-/// Below this part of it, what was granted fades, in so many windows.
-const CHURN_LOW_SHARE: usize = 8;
-const CHURN_FADES: usize = 128;
-/// At most this part of the peak, and no more than this: a large program's own slack is as much.
-const CHURN_SHARE: usize = 4;
-const CHURN_MOST: usize = 16 << 20;
-
-impl Churn {
-    /// Takes note that `bytes` more were given back for want of room until `now`, by a program of that `peak`. Returns what it may have, in
-    /// bytes.
-    pub fn note(&mut self, bytes: usize, peak: usize, now: u64) -> usize {
-        self.bytes += bytes;
-        let elapsed = now.saturating_sub(self.begin_ns);
-        let most = (peak / CHURN_SHARE).min(CHURN_MOST);
-        if elapsed >= CHURN_WINDOW_NS {
-            let rate = (self.bytes as u128 * 1_000_000_000 / u128::from(elapsed)) as usize;
-            self.high = if rate > CHURN_HIGH { self.high + 1 } else { 0 };
-            // A single window says little: a program may free something large once.
-            if self.high > 1 {
-                self.extra += most / 2;
-            } else if rate < CHURN_HIGH / CHURN_LOW_SHARE {
-                let windows = (elapsed / CHURN_WINDOW_NS).min(CHURN_FADES as u64) as usize;
-                self.extra = self.extra.saturating_sub(most.div_ceil(CHURN_FADES) * windows);
-            }
-            (self.begin_ns, self.bytes) = (now, 0);
-        }
-        self.extra = self.extra.min(most);
-        self.extra
-    }
-}
-
 /// Windows that the decay time is cut into.
 const WINDOWS: usize = 8;
 
@@ -299,35 +251,6 @@ mod tests {
         let mib = |peak: usize| slack(peak << 20) >> 20;
         assert_eq!([0, 8, 32, 64, 128, 256, 1024, 36 << 10].map(mib), [0, 3, 6, 4, 5, 10, 42, 1536]);
         assert!((0..4096).all(|peak| mib(peak) <= 8 || mib(peak) <= peak / 24));
-    }
-
-    #[test]
-    fn a_program_that_churns_gets_room_and_loses_it_again() {
-        const MS: u64 = 1_000_000;
-        let m = 1 << 20;
-        let mut churn = Churn::default();
-        assert_eq!(churn.note(0, 48 * m, 100 * MS), 0);
-        // 100 MiB once, then nothing.
-        assert_eq!(churn.note(100 * m, 48 * m, 120 * MS), 0);
-        assert_eq!(churn.note(0, 48 * m, 140 * MS), 0);
-        // 1 GiB a second.
-        let mut now = 140;
-        let mut run = |bytes: usize, windows: usize| {
-            (0..windows)
-                .map(|_| {
-                    now += 20;
-                    churn.note(bytes, 48 * m, now * MS)
-                })
-                .last()
-                .unwrap()
-        };
-        assert_eq!(run(20 * m, 1), 0);
-        assert_eq!(run(20 * m, 2), 12 * m);
-        // With that, less goes back: it stays as long as that is not little.
-        assert_eq!(run(2 * m, 100), 12 * m);
-        assert!((1..11 * m).contains(&run(0, 30)));
-        assert_eq!(run(0, 200), 0);
-        assert!((0..100).all(|step| churn.note(1 << 30, 10 * G, (10_000 + step * 20) * MS) <= CHURN_MOST));
     }
 
     #[test]

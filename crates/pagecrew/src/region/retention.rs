@@ -1,12 +1,14 @@
 //! Retention at work: what the policy decides is done with memory that was freed, on the program's own threads and by the watcher.
 
+use super::churn::Churn;
 use super::core::{Core, RegionCrew, Zone, lock};
 use super::limits::Limits;
 use super::options::Options;
-use super::policy::{Churn, LowWater, expected_growth, first_peak};
+use super::policy::{LowWater, expected_growth, first_peak};
 use super::signals::SignalReader;
 use crate::crew::look::NextLook;
 use crate::crew::{Employer, Operation, Task, Tick};
+use crate::stats::MAX_ZONES;
 use crate::sys::{clock, memory};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -36,19 +38,13 @@ const BACKLOG_LEAST: usize = 64 << 20;
 struct Watch {
     signals: SignalReader,
     low_water: LowWater,
-    churn: Churn,
     /// Memory of the program outside the region at the last look.
     outside: Option<usize>,
 }
 
 impl Watch {
     fn new(options: &Options, now: u64) -> Watch {
-        Watch {
-            signals: SignalReader::new(),
-            low_water: LowWater::new(options.decay, now),
-            churn: Churn::default(),
-            outside: None,
-        }
+        Watch { signals: SignalReader::new(), low_water: LowWater::new(options.decay, now), outside: None }
     }
 }
 
@@ -70,15 +66,14 @@ pub(super) struct Retention {
     recent_in_use: AtomicUsize,
     /// The least that was retained since the watcher's last look.
     least_retained: AtomicUsize,
-    /// Bytes that went back for want of room since then, and what the program may have because of that.
-    lacked_room: AtomicUsize,
-    extra: AtomicUsize,
+    churn: Churn,
     /// The most that the program ever had live, as far as seen; 0 until something is freed.
     peak_live: AtomicUsize,
     /// The most that the process ever had resident, as the kernel said when the region was made.
     resident_at_start: AtomicUsize,
-    /// How much may be retained, as last computed.
-    target: AtomicUsize,
+    /// How much may be in use and retained together, as last computed: the more is in use, the less is retained. No less than what was in use
+    /// since then.
+    budget: AtomicUsize,
     last_call_ns: AtomicU64,
     next_look: NextLook,
     pub limits: Limits,
@@ -92,11 +87,10 @@ impl Retention {
             peak_in_use: AtomicUsize::new(0),
             recent_in_use: AtomicUsize::new(0),
             least_retained: AtomicUsize::new(0),
-            lacked_room: AtomicUsize::new(0),
-            extra: AtomicUsize::new(0),
+            churn: Churn::default(),
             peak_live: AtomicUsize::new(0),
             resident_at_start: AtomicUsize::new(memory::peak_resident()),
-            target: AtomicUsize::new(0),
+            budget: AtomicUsize::new(0),
             last_call_ns: AtomicU64::new(now),
             next_look: NextLook::new(),
             limits: Limits::new(),
@@ -114,7 +108,7 @@ impl Retention {
         if retained < self.least_retained.load(Ordering::Relaxed) {
             self.least_retained.fetch_min(retained, Ordering::Relaxed);
         }
-        for most in [&self.peak_in_use, &self.recent_in_use] {
+        for most in [&self.peak_in_use, &self.recent_in_use, &self.budget] {
             if in_use > most.load(Ordering::Relaxed) {
                 most.fetch_max(in_use, Ordering::Relaxed);
             }
@@ -144,8 +138,8 @@ impl Retention {
         unsafe { std::ptr::write((&raw const self.watch).cast_mut(), Mutex::new(watch)) };
         self.peak_live.store(0, Ordering::Relaxed);
         self.resident_at_start.store(0, Ordering::Relaxed);
-        self.target.store(0, Ordering::Relaxed);
-        self.extra.store(0, Ordering::Relaxed);
+        self.budget.store(0, Ordering::Relaxed);
+        self.churn.after_fork();
         self.next_look.reset();
         // Without a watcher, nobody reads it again.
         self.limits.after_fork(options.helpers == Some(0));
@@ -155,13 +149,25 @@ impl Retention {
 impl Core {
     /// Takes note that the program is active.
     pub fn note_call(&self) {
-        self.retention.last_call_ns.store(clock::coarse_ns(), Ordering::Relaxed);
+        let now = clock::coarse_ns();
+        if now != self.retention.last_call_ns.load(Ordering::Relaxed) {
+            self.retention.last_call_ns.store(now, Ordering::Relaxed);
+        }
     }
 
-    /// How much may be retained once the program has freed `bytes`. On the program's own threads the target only follows what is
-    /// freed and what comes into use; the watcher corrects it by what the process and the machine really have. No file is read here:
-    /// the program's descriptors and its stacks, however small, are its own.
-    pub fn target_after_free(&self, bytes: usize) -> usize {
+    /// How much may be retained. On the program's own threads it only follows what is freed and what comes into use; the watcher corrects it
+    /// by what the process and the machine really have. No file is read here: the program's descriptors and its stacks, however small, are its
+    /// own.
+    fn target(&self) -> usize {
+        if self.cramped() {
+            return 0;
+        }
+        let most = self.retention.budget.load(Ordering::Relaxed).min(self.retention.peak_in_use());
+        most.saturating_sub(self.in_use()).min(self.options.retain.unwrap_or(self.machine() / 2))
+    }
+
+    /// Once the program frees something for the first time, takes note of what it had until then.
+    fn note_first_peak(&self) {
         if self.retention.peak_live.load(Ordering::Relaxed) == 0 {
             let in_use = self.retention.peak_in_use();
             let at_start = self.retention.resident_at_start.load(Ordering::Relaxed);
@@ -169,25 +175,6 @@ impl Core {
                 .peak_live
                 .fetch_max(first_peak(at_start, memory::peak_resident(), in_use), Ordering::Relaxed);
         }
-        if self.cramped() {
-            return 0;
-        }
-        let bound = self.options.retain.unwrap_or(self.machine() / 2);
-        let follow = |target: usize| target.saturating_add(bytes).min(bound);
-        let before =
-            self.retention.target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |target| Some(follow(target)));
-        // The caller has not taken the bytes out of what is in use yet.
-        follow(before.unwrap_or(0)).min(self.own_room() + bytes)
-    }
-
-    /// What waits in caches has changed by `change` bytes (it wraps): that much was freed, or came into use.
-    pub fn target_after_caching(&self, change: usize) {
-        let bound = self.options.retain.unwrap_or(self.machine() / 2);
-        let follow = |target: usize| match change.cast_signed() {
-            0.. => target.saturating_add(change).min(bound),
-            less => target.saturating_sub(less.unsigned_abs()),
-        };
-        let _ = self.retention.target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |target| Some(follow(target)));
     }
 
     /// After `freed` bytes have come back: what is retained beyond the bound goes back, and the watcher is there where it has to be.
@@ -198,7 +185,8 @@ impl Core {
         if !self.cramped() && self.limits().fills_group(self.resident_peak()) {
             self.set_cramped(true);
         }
-        let target = self.target_after_free(freed);
+        self.note_first_peak();
+        let target = self.target();
         let retained = self.retained();
         let slack = self.slack();
         if retained > target + slack {
@@ -219,13 +207,15 @@ impl Core {
     }
 
     fn note_lack_of_room(&self, bytes: usize) {
-        self.retention.lacked_room.fetch_add(bytes, Ordering::Relaxed);
+        if bytes > 0 {
+            self.retention.churn.gave_back(self.density.share_of(bytes));
+        }
     }
 
     /// What may be there beyond the target.
     fn slack(&self) -> usize {
         let slack = if self.options.retain == Some(0) { 0 } else { self.limits().slack(self.retention.peak_in_use()) };
-        if slack == 0 { 0 } else { slack + self.retention.extra.load(Ordering::Relaxed) }
+        if slack == 0 { 0 } else { slack + self.retention.churn.extra() }
     }
 
     pub fn limits(&self) -> &Limits {
@@ -239,7 +229,7 @@ impl Core {
 
     /// See [`Limits::wants_look`].
     pub fn wants_look(&self) -> bool {
-        self.limits().wants_look(self.in_use())
+        self.limits().wants_look(|| self.in_use())
     }
 
     fn set_cramped(&self, cramped: bool) {
@@ -262,14 +252,6 @@ impl Core {
     pub fn lacks_room_for(&self, fresh: usize) -> bool {
         let peak = self.retention.peak_in_use();
         self.retained() > 0 && self.in_use() + self.retained() + fresh > peak + self.slack() / 2
-    }
-
-    /// How much may be retained now that `bytes` more are in use.
-    pub fn target_after_allocation(&self, bytes: usize) -> usize {
-        let follow = |target: usize| target.saturating_sub(bytes);
-        let before =
-            self.retention.target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |target| Some(follow(target)));
-        follow(before.unwrap_or(0)).min(self.own_room())
     }
 
     /// Finds out whether a limit is near, for a program that retains nothing.
@@ -320,7 +302,7 @@ impl Core {
         });
         // Pages of retained memory that were never touched make the program look smaller than it is.
         let target = target.min(self.own_room());
-        self.retention.target.store(target, Ordering::Relaxed);
+        self.retention.budget.store(self.in_use() + target, Ordering::Relaxed);
         let pressure = read.is_some_and(|signals| signals.pressure());
         // No more of it can be there than the process has resident: of a large table of which little was touched, hardly anything is.
         let resident = read.map_or(usize::MAX, |signals| signals.resident);
@@ -340,19 +322,28 @@ impl Core {
         sum
     }
 
+    /// Takes from the zones with most that is retained; those of the kind of `last` come last.
     fn discard_from_zones(&self, crew: &RegionCrew, target: usize, last: Option<&Zone>) -> usize {
         let mut sum = 0;
-        let others = self.zones.iter().rev().filter(|&zone| !last.is_some_and(|last| std::ptr::eq(last, zone)));
-        for zone in others.chain(last) {
-            while self.retained() > target {
-                let Some(mut inner) = zone.lock_unless(&self.forking) else { return sum };
-                let excess = self.retained().saturating_sub(target);
-                let Some((offset, len)) = inner.map.begin_discard(excess, self.limits().short_of_room()) else { break };
-                self.publish(zone, &mut inner);
-                drop(inner);
-                self.discard(crew, zone, offset, len);
-                sum += len;
-            }
+        let mut without = [false; MAX_ZONES];
+        while self.retained() > target {
+            let comes_last = |zone: &Zone| zone.huge == last.is_some_and(|last| last.huge);
+            let retained = |zone: &Zone| zone.retained.load(Ordering::Relaxed);
+            let candidates =
+                self.zones.iter().enumerate().filter(|&(number, zone)| !without[number] && retained(zone) > 0);
+            let Some((number, zone)) = candidates.max_by_key(|(_, zone)| (!comes_last(zone), retained(zone))) else {
+                break;
+            };
+            let Some(mut inner) = zone.lock_unless(&self.forking) else { return sum };
+            let excess = self.retained().saturating_sub(target);
+            let Some((offset, len)) = inner.map.begin_discard(excess, self.limits().short_of_room()) else {
+                without[number] = true;
+                continue;
+            };
+            self.publish(zone, &mut inner);
+            drop(inner);
+            self.discard(crew, zone, offset, len);
+            sum += len;
         }
         sum
     }
@@ -360,7 +351,8 @@ impl Core {
     /// Makes room for `fresh` bytes of `zone` that are about to be touched for the first time: what is retained and what is on its way back
     /// stays, together with them, below the program's own peak.
     pub fn reserve_headroom(&self, crew: &RegionCrew, zone: &Zone, fresh: usize) {
-        let target = self.target_after_allocation(fresh);
+        self.retention.churn.touches(self.density.share_of(fresh), self.retention.peak_in_use(), clock::coarse_ns);
+        let target = self.target();
         let retained = self.retained();
         let slack = self.slack();
         if retained > target + slack {
@@ -402,7 +394,7 @@ impl Core {
         // SAFETY: as above.
         unsafe { crew.submit(task) };
         // What is on its way back weighs as much as what is retained, so as much of it may be there at a time.
-        let bound = self.retention.target.load(Ordering::Relaxed).max(BACKLOG_LEAST);
+        let bound = self.target().max(BACKLOG_LEAST);
         self.bound_backlog(crew, bound);
     }
 
@@ -432,9 +424,7 @@ impl Core {
         let least = self.retention.least_retained.swap(retained, Ordering::Relaxed).min(retained);
         watch.low_water.note(least, now);
         watch.low_water.note(retained, now);
-        let lacked_room = self.density.share_of(self.retention.lacked_room.swap(0, Ordering::Relaxed));
-        let extra = watch.churn.note(lacked_room, self.retention.peak_in_use(), now);
-        self.retention.extra.store(extra, Ordering::Relaxed);
+        self.retention.churn.look(self.retention.peak_in_use(), now);
         if retained + backlog == 0 && !self.cramped() {
             if self.wants_look() {
                 self.look_at_limits(&mut watch, now);
@@ -470,12 +460,8 @@ impl Core {
 
     /// Looks at how much of the memory with small pages has pages.
     fn look_at_small_pages(&self) {
-        for zone in self.zones.iter().filter(|zone| !zone.huge) {
-            let top = zone.lock().map.top();
-            if top > 0 {
-                self.density.look_at_zone(zone.at(0, top));
-            }
-        }
+        let used = self.zones.iter().filter(|zone| !zone.huge).map(|zone| zone.at(0, zone.lock().map.top()));
+        self.density.look_at_zones(used.filter(|used| used.len > 0));
     }
 
     /// Bytes that are free and still there, but for those that a thread of the program is giving back at this moment.

@@ -5,6 +5,6 @@ mod page;
 
 pub use counters::{Counter, Counters, Description, Unit};
 pub use page::{
-    MAX_ZONES, Page, ReadError, Snapshot, StatsPage, ZoneBytes, ZoneStates, directory, directory_of, own_directory,
-    read,
+    MAX_LANES, MAX_ZONES, Page, ReadError, Snapshot, StatsPage, ZoneBytes, ZoneStates, directory, directory_of,
+    own_directory, read,
 };

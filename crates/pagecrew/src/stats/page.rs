@@ -12,12 +12,14 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Room for this many zones: two for each NUMA node.
-pub const MAX_ZONES: usize = 2 * crate::sys::topology::MAX_NODES;
+/// The most lanes of a NUMA node: pairs of zones that different CPUs use.
+pub const MAX_LANES: usize = 8;
+/// Room for this many zones: two for each lane of each node.
+pub const MAX_ZONES: usize = 2 * MAX_LANES * crate::sys::topology::MAX_NODES;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagecrew");
 /// Counted up with every change of the layout; a reader of another version refuses.
-const LAYOUT: u32 = 5;
+const LAYOUT: u32 = 6;
 
 /// Bytes of a zone's arena in each state. They add up to the arena at any time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -1,0 +1,162 @@
+//! What a program may have beyond its slack where giving memory back for want of room costs it too much: it frees and asks again so fast that
+//! what goes back is touched anew at once. In a mixture of sizes, such pieces are a matter of where they lie, not of how many.
+//!
+//! What went back for want of room and is touched again is counted on the program's own threads. A window in which that is too much grants
+//! room at once: at several gigabytes a second, waiting for the watcher would cost as much as the room saves. The watcher takes it away by and
+//! by once the program does it no more.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+/// Length of a window.
+const WINDOW_NS: u64 = 20_000_000;
+/// Bytes in a window that are given back and touched again at about a tenth of a processor's time: 512 MiB/s.
+const HIGH: usize = 512 * WINDOW_NS as usize / 1_000_000_000 << 20;
+/// Of one request, no more than this counts: something large that is freed and asked for again once is no habit.
+const EVENT_MOST: usize = HIGH / 4;
+/// Below this part of [`HIGH`], what was granted fades, in so many windows.
+const LOW_SHARE: usize = 8;
+const FADES: usize = 128;
+/// At most this part of the peak, and no more than this: a large program's own slack is as much.
+const SHARE: usize = 4;
+const MOST: usize = 16 << 20;
+
+/// Counts what goes back and is touched again, and what the program may have because of that. Pure but for its atomics; updates that are lost
+/// to another thread delay a grant.
+#[derive(Debug, Default)]
+pub(super) struct Churn {
+    /// Bytes that went back for want of room and were not touched again yet.
+    gone: AtomicUsize,
+    /// Bytes that were touched again since the window began.
+    window: AtomicUsize,
+    window_begin_ns: AtomicU64,
+    /// The same since the watcher's last look.
+    seen: AtomicUsize,
+    seen_ns: AtomicU64,
+    extra: AtomicUsize,
+}
+
+/// The most that a program of this peak may have beyond its slack, in bytes.
+fn most(peak: usize) -> usize {
+    (peak / SHARE).min(MOST)
+}
+
+impl Churn {
+    /// What the program may have beyond its slack, in bytes.
+    pub fn extra(&self) -> usize {
+        self.extra.load(Relaxed)
+    }
+
+    /// `bytes` go back for want of room.
+    pub fn gave_back(&self, bytes: usize) {
+        self.gone.fetch_add(bytes, Relaxed);
+    }
+
+    /// A program of this `peak` is about to touch `bytes` for the first time; `now` says the time in nanoseconds.
+    pub fn touches(&self, bytes: usize, peak: usize, now: impl FnOnce() -> u64) {
+        let gone = self.gone.load(Relaxed);
+        let again = bytes.min(gone);
+        if again == 0 {
+            return;
+        }
+        self.gone.store(gone - again, Relaxed);
+        let again = again.min(EVENT_MOST);
+        self.seen.fetch_add(again, Relaxed);
+        let now = now();
+        if now.saturating_sub(self.window_begin_ns.load(Relaxed)) > WINDOW_NS {
+            self.window_begin_ns.store(now, Relaxed);
+            self.window.store(again, Relaxed);
+        } else if self.window.fetch_add(again, Relaxed) + again > HIGH {
+            self.window.store(0, Relaxed);
+            let grant = |extra: usize| Some((extra + most(peak) / 2).min(most(peak)));
+            let _ = self.extra.fetch_update(Relaxed, Relaxed, grant);
+        }
+    }
+
+    /// The watcher's look, at time `now`: takes back what a program of this `peak` does not need any more.
+    pub fn look(&self, peak: usize, now: u64) {
+        let elapsed = now.saturating_sub(self.seen_ns.load(Relaxed));
+        if elapsed < WINDOW_NS {
+            return;
+        }
+        self.seen_ns.store(now, Relaxed);
+        self.gone.store(0, Relaxed);
+        let windows = (elapsed / WINDOW_NS).min(FADES as u64) as usize;
+        if self.seen.swap(0, Relaxed) / windows < HIGH / LOW_SHARE {
+            let fade = most(peak).div_ceil(FADES) * windows;
+            let _ = self.extra.fetch_update(Relaxed, Relaxed, |extra| Some(extra.saturating_sub(fade)));
+        }
+    }
+
+    /// In a forked child.
+    pub fn after_fork(&self) {
+        for count in [&self.gone, &self.window, &self.seen, &self.extra] {
+            count.store(0, Relaxed);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const M: usize = 1 << 20;
+    const MS: u64 = 1_000_000;
+
+    fn give_and_touch(churn: &Churn, bytes: usize, peak: usize, now: u64) {
+        churn.gave_back(bytes);
+        churn.touches(bytes, peak, || now);
+    }
+
+    #[test]
+    fn a_program_that_churns_gets_room_within_milliseconds_and_loses_it_again() {
+        let churn = Churn::default();
+        let mut now = 100 * MS;
+        churn.look(48 * M, now);
+        // 2 GiB a second, in huge pages.
+        while churn.extra() < 12 * M {
+            now += MS;
+            give_and_touch(&churn, 2 * M, 48 * M, now);
+            assert!(now < 120 * MS);
+        }
+        // It stays as long as that goes on, however slowly.
+        for _ in 0..200 {
+            now += 20 * MS;
+            give_and_touch(&churn, 2 * M, 48 * M, now);
+            churn.look(48 * M, now);
+        }
+        assert_eq!(churn.extra(), 12 * M);
+        churn.look(48 * M, now + 600 * MS);
+        assert!((1..12 * M).contains(&churn.extra()));
+        churn.look(48 * M, now + 3_000 * MS);
+        assert_eq!(churn.extra(), 0);
+    }
+
+    #[test]
+    fn what_is_only_given_back_or_only_touched_is_no_churn() {
+        let churn = Churn::default();
+        (0..100).for_each(|_| churn.touches(32 * M, 1 << 30, || MS));
+        (0..100).for_each(|_| churn.gave_back(32 * M));
+        assert_eq!(churn.extra(), 0);
+    }
+
+    #[test]
+    fn one_large_block_that_is_asked_for_again_is_no_habit() {
+        let churn = Churn::default();
+        for round in 0..3 {
+            give_and_touch(&churn, 1 << 30, 4 << 30, round * MS);
+        }
+        assert_eq!(churn.extra(), 0);
+        (3..10).for_each(|round| give_and_touch(&churn, 1 << 30, 4 << 30, round * MS));
+        assert!((1..=MOST).contains(&churn.extra()));
+    }
+
+    #[test]
+    fn what_is_spread_over_seconds_is_no_churn() {
+        let churn = Churn::default();
+        for round in 0..1000 {
+            give_and_touch(&churn, M, 48 * M, round * 10 * MS);
+            churn.look(48 * M, round * 10 * MS);
+        }
+        assert_eq!(churn.extra(), 0);
+    }
+}
