@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 /// Length of a window.
 const WINDOW_NS: u64 = 20_000_000;
 /// Bytes in a window that are given back and touched again at about a tenth of a processor's time: 512 MiB/s.
-const HIGH: usize = 512 * WINDOW_NS as usize / 1_000_000_000 << 20;
+const HIGH: usize = (512 << 20) / (1_000_000_000 / WINDOW_NS as usize);
 /// Of one request, no more than this counts: something large that is freed and asked for again once is no habit.
 const EVENT_MOST: usize = HIGH / 4;
 /// Below this part of [`HIGH`], what was granted fades, in so many windows.
 const LOW_SHARE: usize = 8;
 const FADES: usize = 128;
 /// At most this part of the peak, and no more than this: a large program's own slack is as much.
-const SHARE: usize = 4;
+const SHARE: usize = 8;
 const MOST: usize = 16 << 20;
 
 /// Counts what goes back and is touched again, and what the program may have because of that. Pure but for its atomics; updates that are lost

@@ -28,7 +28,7 @@ const fn round(pages: usize) -> (usize, u8) {
     };
     // Rounded up to the next of the steps between two powers of two.
     let step = 1 << ((if pages > LEAST_PAGES { pages - 1 } else { pages }).ilog2() - per_doubling.ilog2());
-    let rounded = pages.div_ceil(step) * step;
+    let rounded = (pages + step - 1) & !(step - 1);
     let doubling = rounded.ilog2();
     let within = (rounded >> (doubling - per_doubling.ilog2())) & (per_doubling - 1);
     (rounded, (below + (doubling - first.ilog2()) as usize * per_doubling + within) as u8 + 1)

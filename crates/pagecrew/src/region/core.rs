@@ -63,6 +63,13 @@ pub(super) struct Zone {
     parked: Box<[AtomicUsize]>,
 }
 
+/// What is said of a zone when it is made.
+struct Kind {
+    node: usize,
+    huge: bool,
+    advice: Option<bool>,
+}
+
 pub(super) struct Inner {
     pub map: SpanMap,
     reuse: Reuse,
@@ -142,16 +149,10 @@ fn not_below_zero(sum: usize) -> usize {
 }
 
 impl Zone {
-    fn new(
-        range: Range,
-        number: usize,
-        pages: PageMap,
-        node: usize,
-        huge: bool,
-        exact: bool,
-        advice: Option<bool>,
-        cpus: usize,
-    ) -> Result<Zone, Errno> {
+    /// A zone of `range`, the one with this `number`, for CPUs with numbers below `cpus`. With `exact`, only what is in use or retained may be
+    /// accessible.
+    fn new(range: Range, number: usize, kind: Kind, pages: PageMap, exact: bool, cpus: usize) -> Result<Zone, Errno> {
+        let Kind { node, huge, advice } = kind;
         let mut map = SpanMap::on(pages, if huge { HUGE_PAGE_SIZE } else { PAGE_SIZE })?;
         if exact {
             map.be_exact();
@@ -317,7 +318,8 @@ impl Core {
                     .publish(crate::stats::ZoneBytes { reserved: range.len as u64, ..Default::default() });
                 let pages = zone_len / PAGE_SIZE;
                 let pages = map.part(zones.len() * pages, pages, huge);
-                zones.push(Zone::new(range, zones.len(), pages, node, huge, arena.exact(), advice, cpus)?);
+                let kind = Kind { node, huge, advice };
+                zones.push(Zone::new(range, zones.len(), kind, pages, arena.exact(), cpus)?);
             }
         }
         stats.set_zone_count(zones.len());
@@ -464,7 +466,9 @@ impl Core {
         let align = if huge && len >= ALIGNED_LEAST { need.align.max(HUGE_PAGE_SIZE) } else { need.align };
         let request = |fresh| Request { len, align, want, class, revocable: self.can_revoke(), fresh, transfer: 0 };
         let own = self.node(topology);
-        let (lanes, lane) = (self.lanes.count(), self.lanes.of(self.caches.here()));
+        // What a program does with more memory costs it more than a lock, and in one zone more of it fits.
+        let lane = if len <= HUGE_PAGE_SIZE { self.lanes.of(self.caches.here()) } else { 0 };
+        let lanes = self.lanes.count();
         // The lanes from the CPU's own on.
         let zone = |node: usize, step: usize, huge: bool| {
             &self.zones[2 * (node * lanes + ((lane + step) & (lanes - 1))) + huge as usize]
@@ -563,7 +567,9 @@ impl Core {
         if !zone.range.start.is_multiple_of(request.align) {
             return false;
         }
-        let Some(mut guard) = self.lock_on_this_cpu(zone) else { return false };
+        let guard =
+            if request.len <= HUGE_PAGE_SIZE { self.lock_on_this_cpu(zone) } else { zone.lock_unless(&self.forking) };
+        let Some(mut guard) = guard else { return false };
         let inner = &mut *guard;
         if request.want == Want::Zeroes {
             self.take_in(zone, inner);

@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// What a thread that found its zone locked adds to its CPU's score; one that found it open takes one off.
 const WAITED: u32 = 4;
-/// A CPU whose score is higher takes another lane. It doubles with each time.
+/// A CPU whose score is higher takes another lane.
 const SCORE_MOST: u32 = 256;
+/// Then it takes so many times as much: spans of its former lane are still given back there, and others do the same at that time.
+const PATIENCE: u32 = 8;
 /// After that many times, a CPU stays where it is: there are fewer lanes than CPUs that want one.
-const MOVES_MOST: u32 = 10;
+const MOVES_MOST: u32 = 6;
 
 /// Which lane each CPU uses.
 pub(super) struct Lanes {
@@ -79,12 +81,16 @@ impl Lanes {
     pub fn found_locked(&self, cpu: usize) {
         let Some(state) = self.cpus.get(cpu).filter(|_| self.count > 1) else { return };
         let (score, moves) = (state.score.load(Relaxed) + WAITED, state.moves.load(Relaxed));
-        if score > SCORE_MOST << moves && moves < MOVES_MOST {
+        if score > Self::most(moves) && moves < MOVES_MOST {
             state.moves.store(moves + 1, Relaxed);
             state.score.store(0, Relaxed);
         } else {
-            state.score.store(score.min(SCORE_MOST << MOVES_MOST), Relaxed);
+            state.score.store(score.min(Self::most(MOVES_MOST)), Relaxed);
         }
+    }
+
+    fn most(moves: u32) -> u32 {
+        SCORE_MOST * PATIENCE.pow(moves)
     }
 }
 
