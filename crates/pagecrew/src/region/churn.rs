@@ -111,23 +111,23 @@ mod tests {
     fn a_program_that_churns_gets_room_within_milliseconds_and_loses_it_again() {
         let churn = Churn::default();
         let mut now = 100 * MS;
-        churn.look(48 * M, now);
+        churn.look(96 * M, now);
         // 2 GiB a second, in huge pages.
         while churn.extra() < 12 * M {
             now += MS;
-            give_and_touch(&churn, 2 * M, 48 * M, now);
+            give_and_touch(&churn, 2 * M, 96 * M, now);
             assert!(now < 120 * MS);
         }
         // It stays as long as that goes on, however slowly.
         for _ in 0..200 {
             now += 20 * MS;
-            give_and_touch(&churn, 2 * M, 48 * M, now);
-            churn.look(48 * M, now);
+            give_and_touch(&churn, 2 * M, 96 * M, now);
+            churn.look(96 * M, now);
         }
         assert_eq!(churn.extra(), 12 * M);
-        churn.look(48 * M, now + 600 * MS);
+        churn.look(96 * M, now + 600 * MS);
         assert!((1..12 * M).contains(&churn.extra()));
-        churn.look(48 * M, now + 3_000 * MS);
+        churn.look(96 * M, now + 3_000 * MS);
         assert_eq!(churn.extra(), 0);
     }
 
