@@ -201,14 +201,8 @@ fn free_uncached(pointer: Pointer, uncached: Uncached) {
     }
     // SAFETY: as in `free_span`. Where the arena was cut short, the program's own malloc may have memory.
     keeping_errno(|| unsafe {
-        let size = match uncached {
-            Uncached::AsItWas => region.usable_size(span).ok(),
-            Uncached::Retired(span) => Some(span.bytes()),
-            Uncached::LookAfter(size) => Some(size),
-        };
-        size.into_iter().for_each(thresholds::freed);
         match region.free_uncached(span, uncached) {
-            Ok(()) => {}
+            Ok(size) => thresholds::freed(size),
             Err(PointerError::Foreign(_)) => next::free(pointer),
             Err(error) => die("free()", error),
         }

@@ -223,7 +223,7 @@ impl CpuCaches {
         }
     }
 
-    /// As [`CpuCaches::put`], with and without restartable sequences.
+    /// As [`CpuCaches::put`], with and without restartable sequences. Returns the length of the span in bytes.
     ///
     /// # Safety
     /// As [`CpuCaches::put`].
@@ -231,13 +231,14 @@ impl CpuCaches {
     /// # Errors
     /// As [`CpuCaches::put`].
     #[cold]
-    pub(super) unsafe fn put_slowly(&self, offset: usize) -> Result<(), Uncached> {
+    pub(super) unsafe fn put_slowly(&self, offset: usize) -> Result<usize, Uncached> {
         let page = page_at(offset);
         let takes = self.takes.load(Relaxed);
         if takes == NOTHING || (!self.nodes.is_empty() && !self.is_near(page, self.here())) {
             return Err(Uncached::AsItWas);
         }
-        self.put_retired(offset, self.map.retire(page).ok_or(Uncached::AsItWas)?)
+        let span = self.map.retire(page).ok_or(Uncached::AsItWas)?;
+        self.put_retired(offset, span).map(|()| span.bytes())
     }
 
     /// As [`CpuCaches::put`] for a span that is retired already, as [`Uncached::Retired`] says.

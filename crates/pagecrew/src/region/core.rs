@@ -92,7 +92,7 @@ pub struct Core {
     pub(super) zones: Vec<Zone>,
     /// Each zone has 2^this bytes.
     zone_shift: u32,
-    lanes: Lanes,
+    pub(super) lanes: Lanes,
     pub(super) caches: CpuCaches,
     slow_counts: SlowCounts,
     pub(super) stats: StatsPage,
@@ -287,7 +287,8 @@ impl Core {
         let largest = largest.map_or(usize::MAX, |memory| (memory.total + memory.swap) as usize);
         let nodes = topology.nodes();
         let cpus = topology::possible_cpus();
-        let most_lanes = lanes::count(cpus.div_ceil(nodes), MAX_LANES);
+        let largest_node = (0..nodes).map(|node| topology.cpus(node).count()).max().unwrap_or(1);
+        let most_lanes = lanes::count(largest_node, MAX_LANES);
         // Much more address space than memory, so that fragmentation of it never matters.
         let wanted = (16.max(2 * nodes * most_lanes) * total).next_power_of_two();
         let wanted = wanted.clamp(64 << 30, ARENA_MOST.min(8 << 40));
@@ -553,11 +554,17 @@ impl Core {
 
     /// As [`Zone::lock_unless`] for a thread that takes something; where it has to wait, its CPU may go on with another lane.
     fn lock_on_this_cpu<'z>(&self, zone: &'z Zone) -> Option<MutexGuard<'z, Inner>> {
+        let cpu = self.caches.here();
+        let is_own = (zone.number / 2) % self.lanes.count() == self.lanes.of(cpu);
         if let Some(inner) = zone.try_lock() {
-            self.lanes.found_open(self.caches.here());
+            if is_own {
+                self.lanes.found_open(cpu);
+            }
             return Some(inner);
         }
-        self.lanes.found_locked(self.caches.here());
+        if is_own {
+            self.lanes.found_locked(cpu);
+        }
         zone.wait_unless(&self.forking)
     }
 
@@ -894,6 +901,10 @@ impl Core {
             self.transfers.after_fork();
             self.hook.after_fork();
             let _ = self.stats.detach();
+        }
+        // What was counted and not added yet is the parent's.
+        for cpu in self.slow_counts.cpus() {
+            let _ = self.slow_counts.take(cpu);
         }
         // SAFETY: by the function's own contract.
         unsafe { self.caches.after_fork() };

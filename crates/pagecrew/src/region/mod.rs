@@ -390,10 +390,15 @@ impl Region {
     #[inline]
     pub unsafe fn free(&self, pointer: NonNull<u8>) -> Result<(), PointerError> {
         // SAFETY: by the function's own contract.
-        unsafe { self.core().caches.put(self.offset(pointer)).or_else(|why| self.free_uncached(pointer, why)) }
+        unsafe {
+            match self.core().caches.put(self.offset(pointer)) {
+                Ok(()) => Ok(()),
+                Err(why) => self.free_uncached(pointer, why).map(|_| ()),
+            }
+        }
     }
 
-    /// What [`Region::free`] does where [`CpuCaches::put`] doesn't.
+    /// What [`Region::free`] does where [`CpuCaches::put`] doesn't. Returns the length of the span in bytes.
     ///
     /// # Safety
     /// As [`Region::free`]; `why` is what [`CpuCaches::put`] has said of this pointer just now.
@@ -402,21 +407,22 @@ impl Region {
     /// As [`Region::free`].
     #[cold]
     #[inline(never)]
-    pub unsafe fn free_uncached(&self, pointer: NonNull<u8>, why: Uncached) -> Result<(), PointerError> {
+    pub unsafe fn free_uncached(&self, pointer: NonNull<u8>, why: Uncached) -> Result<usize, PointerError> {
         let core = self.core();
         let put = match why {
             // SAFETY: by the function's own contract.
             Uncached::AsItWas => unsafe { core.caches.put_slowly(self.offset(pointer)) },
-            Uncached::Retired(span) => core.caches.put_retired(self.offset(pointer), span),
+            Uncached::Retired(span) => core.caches.put_retired(self.offset(pointer), span).map(|()| span.bytes()),
             Uncached::LookAfter(_) => Err(why),
         };
         match put {
-            Ok(()) => {}
+            Ok(len) => Ok(len),
             // SAFETY: as above.
-            Err(Uncached::AsItWas) => return unsafe { self.free_span(pointer) },
+            Err(Uncached::AsItWas) => unsafe { self.free_span(pointer) },
             Err(Uncached::LookAfter(len)) => {
                 core.sum_up_here();
                 core.wake(&self.crew, len);
+                Ok(len)
             }
             Err(Uncached::Retired(span)) => {
                 let (zone, offset) = self.place(pointer)?;
@@ -424,14 +430,16 @@ impl Region {
                 core.release_retired(zone, offset, true);
                 core.note_request(Counts { frees: 1, ..Counts::default() });
                 core.settle_retained(&self.crew, len);
+                Ok(len)
             }
         }
-        Ok(())
     }
 
+    /// Returns the length of the span in bytes.
+    ///
     /// # Safety
     /// As [`Region::free`].
-    unsafe fn free_span(&self, pointer: NonNull<u8>) -> Result<(), PointerError> {
+    unsafe fn free_span(&self, pointer: NonNull<u8>) -> Result<usize, PointerError> {
         let core = self.core();
         let (zone, offset, span) = self.span_at(pointer)?;
         if span.marks.fresh {
@@ -443,7 +451,7 @@ impl Region {
             zone.clear_fresh(offset, span);
             // SAFETY: by the function's own contract.
             match unsafe { core.caches.put_slowly(self.offset(pointer)) } {
-                Ok(()) => return Ok(()),
+                Ok(len) => return Ok(len),
                 Err(Uncached::AsItWas) => {}
                 // SAFETY: as above.
                 Err(why) => return unsafe { self.free_uncached(pointer, why) },
@@ -452,7 +460,7 @@ impl Region {
         let Some(mut inner) =
             zone.lock_unless(&core.forking).or_else(|| (!zone.retire_and_park(offset)).then(|| zone.lock()))
         else {
-            return Ok(());
+            return Ok(span.len);
         };
         core.remove_guard(zone, &mut inner, offset);
         core.note_came_back(&mut inner, span.len);
@@ -464,7 +472,7 @@ impl Region {
             core.discard(&self.crew, zone, offset, len);
         }
         core.settle_retained(&self.crew, span.len);
-        Ok(())
+        Ok(span.len)
     }
 
     /// Backs the first `size` bytes of the span at `pointer` with pages now, in parallel.

@@ -402,6 +402,74 @@ fn eight_nodes_have_zones_of_their_own() {
 }
 
 #[test]
+fn nodes_have_lanes_and_spans_of_each_come_back_to_it() {
+    let region = Region::with(Options::default(), sched::affinity().unwrap(), Topology::uniform(2, 4)).unwrap();
+    let core = region.core();
+    assert_eq!((core.lanes.count(), region.snapshot().zones.len()), (4, 16));
+    let mut spans = Vec::new();
+    for step in 0..400 {
+        // Every CPU goes on to the next lane now and then.
+        if step % 40 == 0 {
+            (0..100_000).for_each(|round| core.lanes.found_locked(round % 2));
+        }
+        let size = (step % 37 + 1) * 96 * 1024;
+        let span = region.allocate(size, if step % 3 == 0 { 8192 } else { 1 }).unwrap();
+        bytes(span, size).fill(step as u8);
+        spans.push((span, size, step as u8));
+        if step % 2 == 1 {
+            let (span, size, value) = spans.swap_remove(step % spans.len());
+            assert!(bytes(span, size).iter().all(|&byte| byte == value));
+            free(&region, span);
+        }
+    }
+    let used: Vec<_> = region.snapshot().zones.iter().map(|zone| zone.in_use > 0).collect();
+    assert!(used.iter().filter(|&&used| used).count() > 1, "{used:?}");
+    balanced(&region);
+    for (span, size, value) in spans {
+        assert!(bytes(span, size).iter().all(|&byte| byte == value));
+        free(&region, span);
+    }
+    region.trim();
+    assert_eq!((region.snapshot().bytes().in_use, core.retained()), (0, 0));
+    balanced(&region);
+}
+
+#[test]
+fn memory_of_another_lane_is_used_before_the_peak_is_raised() {
+    let region = Region::with(
+        Options { huge_pages: false, ..Options::default() },
+        sched::affinity().unwrap(),
+        Topology::uniform(1, 2),
+    )
+    .unwrap();
+    let core = region.core();
+    // An alignment of its own keeps a span out of the caches.
+    let fill = || (0..40).map(|_| region.allocate(MIB, 8192).unwrap()).collect::<Vec<_>>();
+    let touch = |spans: &[NonNull<u8>]| spans.iter().for_each(|&span| bytes(span, MIB).fill(1));
+    let first = fill();
+    touch(&first);
+    first.into_iter().for_each(|span| free(&region, span));
+    let peak = 40 * MIB;
+    for cpu in 0..crate::sys::topology::possible_cpus() {
+        for _ in 0..100_000 {
+            if core.lanes.of(cpu) == 0 {
+                core.lanes.found_locked(cpu);
+            }
+        }
+        assert_ne!(core.lanes.of(cpu), 0);
+    }
+    let again = fill();
+    touch(&again);
+    assert!(core.in_use() + core.retained() <= peak + policy::slack(peak) + MIB);
+    let fresh = region.snapshot().bytes().reserved;
+    assert!(
+        region.range().len as u64 - fresh <= (peak + policy::slack(peak) + MIB) as u64,
+        "taken from the first lane"
+    );
+    again.into_iter().for_each(|span| free(&region, span));
+}
+
+#[test]
 fn a_large_program_that_never_freed_anything_has_caches() {
     let region = region(|_| {});
     let kept: Vec<_> = (0..1000).map(|_| region.allocate(64 << 10, 1).unwrap()).collect();
