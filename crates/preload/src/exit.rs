@@ -97,6 +97,7 @@ extern "C" fn at_quick() {
 /// Ends the counters' file, unless somebody waits to read it.
 fn end_stats() {
     if let (Some(start), Some(region)) = (state::start(), state::existing_region()) {
+        region.add_up_counts();
         // SAFETY: getpid takes nothing and cannot fail.
         if start.keep_stats_of != Some(unsafe { libc::getpid() }) {
             region.stats().unshare();

@@ -752,10 +752,10 @@ impl Core {
         self.caches.used().for_each(|cpu| self.sum_up(cpu));
     }
 
-    /// Counts a request that no cache served.
-    pub fn note_request(&self, what: Counts) {
+    /// Counts a request about a span of `len` bytes that no cache served.
+    pub fn note_request(&self, len: usize, what: Counts) {
         let cpu = self.caches.here();
-        if self.slow_counts.add(cpu, what) {
+        if self.slow_counts.add(cpu, len, what) {
             self.add_slow_counts(cpu);
         }
         self.note_call();

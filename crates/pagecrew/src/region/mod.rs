@@ -187,6 +187,11 @@ impl Region {
         self.stats().snapshot()
     }
 
+    /// Adds what was counted on each CPU to the counters, without a lock: for a process that ends.
+    pub fn add_up_counts(&self) {
+        self.core().sum_up_all();
+    }
+
     /// Hands out at least `size` bytes aligned to `align` (and to a page; from 32 MiB on, to a huge page). Their contents are
     /// undefined.
     ///
@@ -279,12 +284,8 @@ impl Region {
         let reused = grant.pieces.backed();
         let moved: usize = grant.transfers().iter().map(|transfer| transfer.len).sum();
         let fresh = (len - reused).saturating_sub(moved);
-        core.note_request(Counts {
-            allocations: 1,
-            allocated_bytes: len as u64,
-            reused_bytes: reused as u64,
-            ..Counts::default()
-        });
+        let counts = Counts { allocations: 1, allocated_bytes: len as u64, reused_bytes: reused as u64, frees: 0 };
+        core.note_request(len, counts);
         core.note_want(want, len, &grant.pieces);
         let span = zone.at(grant.offset, len);
         if reused == 0 && !zone.huge {
@@ -428,7 +429,7 @@ impl Region {
                 let (zone, offset) = self.place(pointer)?;
                 let len = span.bytes();
                 core.release_retired(zone, offset, true);
-                core.note_request(Counts { frees: 1, ..Counts::default() });
+                core.note_request(len, Counts { frees: 1, ..Counts::default() });
                 core.settle_retained(&self.crew, len);
                 Ok(len)
             }
@@ -467,7 +468,7 @@ impl Region {
         let discard = inner.map.release(offset);
         core.publish(zone, &mut inner);
         drop(inner);
-        core.note_request(Counts { frees: 1, ..Counts::default() });
+        core.note_request(span.len, Counts { frees: 1, ..Counts::default() });
         if let Some((offset, len)) = discard {
             core.discard(&self.crew, zone, offset, len);
         }

@@ -11,6 +11,8 @@ const BYTES: u64 = 4 << 20;
 #[repr(align(64))]
 struct Cpu {
     calls: AtomicU32,
+    /// Handed out and taken back since then.
+    bytes: AtomicU64,
     counts: [AtomicU64; 4],
 }
 
@@ -37,16 +39,17 @@ impl SlowCounts {
         &self.0[cpu.min(self.0.len() - 1)]
     }
 
-    /// Adds to the counts of a CPU. Returns whether it is time to take them.
-    pub fn add(&self, cpu: usize, what: Counts) -> bool {
+    /// Adds what was done with a span of `len` bytes to the counts of a CPU. Returns whether it is time to take them.
+    pub fn add(&self, cpu: usize, len: usize, what: Counts) -> bool {
         let state = self.at(cpu);
-        let calls = state.calls.load(Relaxed) + 1;
+        let (calls, bytes) = (state.calls.load(Relaxed) + 1, state.bytes.load(Relaxed) + len as u64);
         state.calls.store(calls, Relaxed);
+        state.bytes.store(bytes, Relaxed);
         let amounts = [what.allocations, what.allocated_bytes, what.reused_bytes, what.frees];
         for (count, amount) in state.counts.iter().zip(amounts) {
             count.store(count.load(Relaxed).wrapping_add(amount), Relaxed);
         }
-        calls >= CALLS || state.counts[1].load(Relaxed) >= BYTES
+        calls >= CALLS || bytes >= BYTES
     }
 
     /// What was counted on a CPU since the last call; `None` for nothing.
@@ -56,6 +59,7 @@ impl SlowCounts {
             return None;
         }
         state.calls.store(0, Relaxed);
+        state.bytes.store(0, Relaxed);
         let [allocations, allocated_bytes, reused_bytes, frees] =
             [0, 1, 2, 3].map(|count| state.counts[count].swap(0, Relaxed));
         Some(Counts { allocations, allocated_bytes, reused_bytes, frees })
@@ -75,13 +79,14 @@ mod tests {
     fn what_was_counted_is_taken_once_and_in_time() {
         let counts = SlowCounts::new(2);
         let one = Counts { allocations: 1, allocated_bytes: 100, reused_bytes: 40, frees: 0 };
-        assert!((1..CALLS).all(|_| !counts.add(1, one)));
-        assert!(counts.add(1, one));
+        assert!((1..CALLS).all(|_| !counts.add(1, 100, one)));
+        assert!(counts.add(1, 100, one));
         let calls = u64::from(CALLS);
         let all = Counts { allocations: calls, allocated_bytes: 100 * calls, reused_bytes: 40 * calls, frees: 0 };
         assert_eq!((counts.take(0), counts.take(1), counts.take(1)), (None, Some(all), None));
-        assert!(counts.add(0, Counts { allocated_bytes: BYTES, ..one }), "much at once");
-        assert!(!counts.add(77, Counts { frees: 1, ..Counts::default() }), "a CPU that came later");
-        assert_eq!(counts.take(1), Some(Counts { frees: 1, ..Counts::default() }));
+        let freed = Counts { frees: 1, ..Counts::default() };
+        assert!(counts.add(0, BYTES as usize, freed), "much at once");
+        assert!(!counts.add(77, 1, freed), "a CPU that came later");
+        assert_eq!([counts.take(0), counts.take(1)], [Some(freed); 2]);
     }
 }
