@@ -5,7 +5,7 @@
 use crate::heap::limited_address_space;
 use crate::state::{self, THRESHOLD, ours};
 use crate::{libc_blocks, next, thresholds};
-use pagecrew::region::{PointerError, Region, ResizeError, Uncached};
+use pagecrew::region::{PointerError, Region, ResizeError, Uncached, colour};
 use pagecrew::sys::{Errno, PAGE_SIZE, round_up, thread};
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
@@ -42,7 +42,12 @@ fn span(size: usize, align: usize, zeroed: bool) -> Pointer {
         let Some(region) = state::region() else { return null_mut() };
         let result = if zeroed { region.allocate_zeroed(size, align) } else { region.allocate(size, align) };
         match result {
-            Ok(pointer) => pointer.as_ptr().cast(),
+            // With an alignment of its own it begins where the span does.
+            Ok(span) if align == 1 => {
+                let usable = region.usable_size(span).unwrap_or(size);
+                colour::begin(span, usable, size).as_ptr().cast()
+            }
+            Ok(span) => span.as_ptr().cast(),
             Err(_) => {
                 region.stats().counters.fallbacks.add(1);
                 null_mut()
@@ -57,7 +62,7 @@ fn large(size: usize) -> bool {
 
 extern "C" fn malloc_large(size: usize) -> Pointer {
     match state::caches().and_then(|caches| caches.take(size)) {
-        Some(span) => span.start.as_ptr().cast(),
+        Some(span) => colour::begin(span.start, span.len, size).as_ptr().cast(),
         None => malloc_uncached(size),
     }
 }
@@ -187,7 +192,7 @@ extern "C" fn free_span(pointer: Pointer, offset: usize) {
     // What libc has for a helper thread lies in a span that no cache takes.
     let Some(caches) = state::caches() else { return };
     // SAFETY: the program gives the memory back.
-    if let Err(uncached) = unsafe { caches.put(offset) } {
+    if let Err(uncached) = unsafe { caches.put(colour::span_of(offset)) } {
         free_uncached(pointer, uncached);
     }
 }
@@ -195,7 +200,7 @@ extern "C" fn free_span(pointer: Pointer, offset: usize) {
 #[cold]
 #[inline(never)]
 fn free_uncached(pointer: Pointer, uncached: Uncached) {
-    let (Some(region), Some(span)) = (state::existing_region(), NonNull::new(pointer.cast())) else { return };
+    let (Some(region), Some(span)) = (state::existing_region(), span_of(pointer)) else { return };
     if libc_blocks::release(pointer) {
         return;
     }
@@ -209,18 +214,24 @@ fn free_uncached(pointer: Pointer, uncached: Uncached) {
     });
 }
 
+/// The span that the block at `pointer` lies in, if it is one of ours.
+fn span_of(pointer: Pointer) -> Option<NonNull<u8>> {
+    NonNull::new(pointer.cast::<u8>().map_addr(colour::span_of))
+}
+
 /// Copies what a block holds to a new one of the program's own malloc, and frees it.
 ///
 /// # Safety
-/// `span` is a span of the region and is not used any more if this succeeds.
-unsafe fn move_down(region: &Region, span: NonNull<u8>, size: usize) -> Pointer {
+/// The block lies in `span`, a span of the region, and is not used any more if this succeeds.
+unsafe fn move_down(region: &Region, pointer: Pointer, span: NonNull<u8>, size: usize) -> Pointer {
     // SAFETY: any size may be asked for.
     let new = unsafe { next::malloc(size) };
     if !new.is_null() {
-        let held = region.usable_size(span).unwrap_or_else(|error| die("realloc()", error));
+        let usable = region.usable_size(span).unwrap_or_else(|error| die("realloc()", error));
+        let held = usable - colour::of(pointer as usize);
         // SAFETY: the new block has `size` bytes, the old one `held`, and they are different.
         unsafe {
-            std::ptr::copy_nonoverlapping(span.as_ptr(), new.cast(), held.min(size));
+            std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), new.cast(), held.min(size));
             if let Err(error) = region.free(span) {
                 die("realloc()", error);
             }
@@ -237,14 +248,14 @@ unsafe fn move_down(region: &Region, span: NonNull<u8>, size: usize) -> Pointer 
 #[cold]
 #[inline(never)]
 unsafe fn realloc_span(pointer: Pointer, size: usize) -> Pointer {
-    let (Some(region), Some(span)) = (state::existing_region(), NonNull::new(pointer.cast::<u8>())) else {
+    let (Some(region), Some(span)) = (state::existing_region(), span_of(pointer)) else {
         return null_mut();
     };
     if libc_blocks::contains(pointer) {
         let new = malloc(size);
         if !new.is_null() {
             // SAFETY: both blocks are at least this long, and the old one is given back.
-            unsafe { std::ptr::copy_nonoverlapping(span.as_ptr(), new.cast(), size.min(libc_blocks::size())) };
+            unsafe { std::ptr::copy_nonoverlapping(pointer, new, size.min(libc_blocks::size())) };
             libc_blocks::release(pointer);
         }
         return new;
@@ -259,12 +270,14 @@ unsafe fn realloc_span(pointer: Pointer, size: usize) -> Pointer {
             return null_mut();
         }
         let errno = Errno::last();
+        // Its pages may move, but what lies in them stays where it is in its page.
+        let colour = colour::of(pointer as usize);
         // A little below the threshold a span stays one, so that a size that goes up and down does not copy each time.
         if size >= THRESHOLD.load(Ordering::Relaxed) / 2 {
-            match region.resize(span, size) {
+            match region.resize(span, size, colour) {
                 Ok(new) => {
                     errno.set();
-                    return new.as_ptr().cast();
+                    return new.as_ptr().add(colour).cast();
                 }
                 Err(ResizeError::Pointer(error)) => die("realloc()", error),
                 Err(ResizeError::Memory(_)) => region.stats().counters.fallbacks.add(1),
@@ -272,7 +285,7 @@ unsafe fn realloc_span(pointer: Pointer, size: usize) -> Pointer {
         } else if let Err(error) = region.usable_size(span) {
             die("realloc()", error);
         }
-        let new = move_down(region, span, size);
+        let new = move_down(region, pointer, span, size);
         if !new.is_null() {
             errno.set();
         }
@@ -407,10 +420,10 @@ pub extern "C" fn pvalloc(size: usize) -> Pointer {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(pointer: Pointer) -> usize {
     if let (true, Some(region), Some(span)) =
-        (ours(pointer as usize), state::existing_region(), NonNull::new(pointer.cast()))
+        (ours(pointer as usize), state::existing_region(), span_of(pointer))
     {
         match region.usable_size(span) {
-            Ok(size) => return size,
+            Ok(usable) => return usable - colour::of(pointer as usize),
             Err(PointerError::Foreign(_)) => {}
             Err(error) => die("malloc_usable_size()", error),
         }

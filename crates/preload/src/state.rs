@@ -4,6 +4,7 @@ use crate::mmap::MAPPINGS;
 use crate::next;
 use pagecrew::region::{CpuCaches, Options, Region, Trim};
 use pagecrew::stats;
+use pagecrew::sys::membarrier;
 use pagecrew::sys::memory::Range;
 use pagecrew::sys::sched::{self, CpuSet};
 use pagecrew::sys::topology::Topology;
@@ -214,6 +215,9 @@ extern "C" fn load() {
         stats_directory: stats::directory(),
         keep_stats_of: std::env::var("PAGECREW_STATS_KEEP").ok().and_then(|text| text.parse().ok()),
     });
+    // While there is one thread that costs nothing. With several, the kernel waits until each CPU was at another task: 10 to 30 milliseconds, which
+    // the first large request would take. Where it can't be had, there are no caches of spans.
+    let _ = membarrier::register();
     // Before the program can register any: so ours run last before a fork and first after it, and no other handler runs while
     // the region is held.
     crate::thresholds::load();

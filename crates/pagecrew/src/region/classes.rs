@@ -1,5 +1,6 @@
 //! Sizes of spans. Those that caches take have one of a few sizes, so that a span that comes back fits the next request.
 
+use super::colour::{COLOURED_MOST, ROOM};
 use crate::sys::{HUGE_PAGE_SIZE, PAGE_SIZE};
 
 /// The smallest span that caches take, in pages: 64 KiB.
@@ -41,7 +42,13 @@ pub fn span_for(size: usize) -> Option<(usize, u8)> {
         return Some((pages.max(1) * PAGE_SIZE, 0));
     }
     let (rounded, class) = round(pages);
-    Some((rounded * PAGE_SIZE, class))
+    let len = rounded * PAGE_SIZE;
+    Some((if len <= COLOURED_MOST { len + ROOM } else { len }, class))
+}
+
+/// The class of a span of `len` bytes that [`span_for`] gave.
+pub fn class_of(len: usize) -> u8 {
+    class_for(if len <= COLOURED_MOST + ROOM { len.saturating_sub(ROOM) } else { len })
 }
 
 /// The class of a request of so many pages, up to 2 MiB; 0 for one that no cache takes.

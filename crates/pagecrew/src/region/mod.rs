@@ -24,6 +24,7 @@ mod bits;
 mod cache;
 mod churn;
 mod classes;
+pub mod colour;
 mod core;
 mod density;
 mod exit;
@@ -224,7 +225,7 @@ impl Region {
         let Some(span) = small.then(|| self.take_cached(size, align)).flatten() else {
             return self.allocate_for(size, align, Want::Zeroes);
         };
-        let used = Range { len: size.next_multiple_of(PAGE_SIZE), ..span };
+        let used = Range { len: colour::to_be_zeroed(size, span.len), ..span };
         // SAFETY: the span belongs to this call, and is at least as long.
         unsafe { zero::zero(used, Use::Soon) };
         self.core().counters().zeroed_by_caller_bytes.add(used.len as u64);
@@ -292,7 +293,7 @@ impl Region {
             core.density.handed_out(span, |seen| core.is_its_first_users(seen));
         }
         if want == Want::Zeroes {
-            let used = size.next_multiple_of(PAGE_SIZE);
+            let used = colour::to_be_zeroed(size, len);
             core.counters().zeroing_skipped_bytes.add(core.clear(&self.crew, zone, &grant, used) as u64);
         }
         if fresh > 0 {

@@ -19,17 +19,23 @@ impl Region {
     /// the address space behind it is free, else by moving its pages. Returns where it is now; if that is another place, the old
     /// pointer is not to be used any more.
     ///
+    /// A block in it that begins `colour` bytes after it (see [`super::colour`]) has `size` bytes afterwards, and begins as far after it as before.
+    ///
     /// # Safety
     /// Nobody else uses the span meanwhile.
     ///
     /// # Errors
     /// [`ResizeError`]; the span is as it was then.
-    pub unsafe fn resize(&self, pointer: NonNull<u8>, size: usize) -> Result<NonNull<u8>, ResizeError> {
+    pub unsafe fn resize(&self, pointer: NonNull<u8>, size: usize, colour: usize) -> Result<NonNull<u8>, ResizeError> {
         let core = self.core();
         let refused = ResizeError::Memory(AllocateError::OutOfMemory { size });
-        let (len, class) = core.span_for(size.max(1)).filter(|&(len, _)| !core.exceeds_memory(len)).ok_or(refused)?;
+        let used = size.checked_add(colour).ok_or(refused)?;
+        // What grows to where spans have no room for a colour has to ask for it.
+        let has_room = core.span_for(size.max(1)).is_some_and(|(len, _)| len >= used);
+        let asked = if has_room { size } else { used };
+        let (len, class) = core.span_for(asked.max(1)).filter(|&(len, _)| !core.exceeds_memory(len)).ok_or(refused)?;
         core.counters().reallocations.add(1);
-        let to = Size { size, len, class };
+        let to = Size { asked, used, len, class };
         // SAFETY: by the function's own contract; a span that could not be resized is as it was.
         unsafe {
             match self.resize_once(pointer, to) {
@@ -56,7 +62,7 @@ impl Region {
         if huge == zone.huge
             && let Some(grown) = self.grow(zone, offset, &span, to)
         {
-            return grown.then_some(pointer).ok_or(ResizeError::Memory(AllocateError::OutOfMemory { size: to.size }));
+            return grown.then_some(pointer).ok_or(ResizeError::Memory(AllocateError::OutOfMemory { size: to.asked }));
         }
         // A huge page that only partly belongs to the span would be cut in two.
         let whole = !zone.huge || offset.is_multiple_of(HUGE_PAGE_SIZE);
@@ -164,8 +170,8 @@ impl Region {
         huge: bool,
     ) -> Result<NonNull<u8>, ResizeError> {
         let align = if to.len >= ALIGN_LEAST && huge { HUGE_PAGE_SIZE } else { 1 };
-        let new = self.allocate(to.size, align)?;
-        let count = usable.min(to.size);
+        let new = self.allocate(to.asked, align)?;
+        let count = usable.min(to.used);
         // SAFETY: both spans are at least `count` bytes long and different; the old one belongs to the caller.
         unsafe {
             std::ptr::copy_nonoverlapping(pointer.as_ptr(), new.as_ptr(), count);
@@ -202,8 +208,9 @@ impl Core {
 /// What a span is to become.
 #[derive(Debug, Clone, Copy)]
 struct Size {
-    /// What was asked for, in bytes.
-    size: usize,
+    /// What to ask for, and what is used of it from its beginning, in bytes.
+    asked: usize,
+    used: usize,
     /// Length and class of a span for it.
     len: usize,
     class: u8,

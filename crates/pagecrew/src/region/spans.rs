@@ -26,6 +26,7 @@
 use super::bins::{self, Bins};
 use super::bits::Bits;
 use super::classes;
+use super::colour::{COLOURED_MOST, ROOM};
 use super::links::Links;
 use super::page_map::PageMap;
 use crate::stats::ZoneBytes;
@@ -306,7 +307,7 @@ const RUN: usize = 12;
 const SPREAD_LEAST: usize = 2 << 20;
 const SPREAD: usize = 64 << 10;
 /// Longer spans with huge pages are joined with what is free around them at once.
-const JOINED_LEAST: usize = 1 << 20;
+const JOINED_LEAST: usize = COLOURED_MOST + ROOM;
 
 /// The map of so much address space may keep its memory: a thousandth of it.
 const MAPPED_MOST: usize = 32 << 20;
@@ -820,7 +821,7 @@ impl SpanMap {
     /// The class of a span that was handed out here with this length.
     pub fn class_of(&self, len: usize) -> u8 {
         let spread = self.granule == PAGE && len >= SPREAD_LEAST + SPREAD;
-        classes::class_for(if spread { len - SPREAD } else { len })
+        classes::class_of(if spread { len - SPREAD } else { len })
     }
 
     /// No cache takes the span in use at `offset` when it comes back.

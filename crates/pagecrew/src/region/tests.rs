@@ -197,7 +197,7 @@ fn resizing_keeps_contents_in_place_and_moved() {
     let wall = region.allocate(2 * MIB, 1).unwrap();
     for to in [5 * MIB, 40 * MIB, 300 * MIB, 7 * MIB, MIB, 4096, 9 * MIB, 2 * MIB] {
         // SAFETY: the test uses the new span only.
-        span = unsafe { region.resize(span, to).unwrap() };
+        span = unsafe { region.resize(span, to, 0).unwrap() };
         let kept = size.min(to).min(4096);
         assert!(bytes(span, kept).iter().all(|&byte| byte == 0));
         assert!(region.usable_size(span).unwrap() >= to);
@@ -215,7 +215,7 @@ fn resizing_keeps_contents_in_place_and_moved() {
     free(&region, wall);
     let wrong = NonNull::<u8>::dangling();
     // SAFETY: a foreign pointer is refused.
-    assert_eq!(unsafe { region.resize(wrong, MIB) }, Err(ResizeError::Pointer(PointerError::Foreign(1))));
+    assert_eq!(unsafe { region.resize(wrong, MIB, 0) }, Err(ResizeError::Pointer(PointerError::Foreign(1))));
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn growing_makes_room_for_what_it_needs() {
     bytes(span, 100 * MIB).fill(2);
     free(&region, first);
     // SAFETY: the test's own span.
-    let span = unsafe { region.resize(span, 340 * MIB) }.unwrap();
+    let span = unsafe { region.resize(span, 340 * MIB, 0) }.unwrap();
     bytes(span, 340 * MIB).fill(3);
     let states = region.snapshot().bytes();
     // The peak was 356 MiB, and a twenty-fourth part of it may be there beyond.
@@ -245,7 +245,7 @@ fn moved_spans_do_not_use_up_the_mappings() {
         let span = region.allocate(4 * MIB, 1).unwrap();
         let wall = region.allocate(2 * MIB, 1).unwrap();
         // SAFETY: the test uses the new span only.
-        let span = unsafe { region.resize(span, 12 * MIB).unwrap() };
+        let span = unsafe { region.resize(span, 12 * MIB, 0).unwrap() };
         bytes(span, 12 * MIB)[11 * MIB] = 1;
         free(&region, wall);
         free(&region, span);
@@ -490,7 +490,7 @@ fn blocks_of_a_power_of_two_do_not_begin_at_its_multiples() {
     assert_eq!(offsets.len(), spans.len());
     for &span in &spans {
         // SAFETY: the test's own span.
-        assert_eq!(unsafe { region.resize(span, 4 * MIB - 1) }, Ok(span));
+        assert_eq!(unsafe { region.resize(span, 4 * MIB - 1, 0) }, Ok(span));
         assert!(region.usable_size(span).unwrap() >= 4 * MIB);
         free(&region, span);
     }
@@ -586,7 +586,7 @@ fn a_storm_loses_no_byte() {
                             let which = random() % held.len();
                             let (span, old, mark) = held[which];
                             // SAFETY: the span is this thread's.
-                            let span = unsafe { region.resize(span, size).unwrap() };
+                            let span = unsafe { region.resize(span, size, 0).unwrap() };
                             check(span, old.min(size), mark);
                             bytes(span, size).iter_mut().step_by(4096).for_each(|byte| *byte = mark);
                             held[which] = (span, size, mark);

@@ -110,6 +110,17 @@ pub fn resident_and_peak() -> Result<(usize, usize), Errno> {
     field("VmRSS:").zip(field("VmHWM:")).ok_or(Errno(libc::EILSEQ))
 }
 
+/// How many descriptors this process can have before the kernel makes its table of them longer (`/proc/self/status`).
+///
+/// # Errors
+/// Those of [`read`].
+pub fn descriptor_table() -> Result<usize, Errno> {
+    let mut buffer = Buffer::new();
+    let text = read(c"/proc/self/status", &mut buffer)?;
+    let size = text.lines().find_map(|line| line.strip_prefix("FDSize:")).and_then(|size| size.trim().parse().ok());
+    size.ok_or(Errno(libc::EILSEQ))
+}
+
 /// Tasks of the machine that run or wait for a CPU at this moment, the calling one included (`/proc/loadavg`).
 ///
 /// # Errors

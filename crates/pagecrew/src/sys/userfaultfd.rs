@@ -1,10 +1,10 @@
 //! `userfaultfd(2)`, for the one thing that nothing else can do: moving pages from one place of a mapping to another without cutting the
 //! mapping in pieces (`UFFDIO_MOVE`, 6.8). No fault is handled: the ranges are registered for write protection, and nothing is protected.
 //!
-//! The program sees a descriptor more, with a high number and closed by `exec`. It may close it; then the calls here fail.
+//! The program sees a descriptor more, with a number above those that it has and closed by `exec`. It may close it; then the calls here fail.
 
-use super::Errno;
 use super::memory::Range;
+use super::{Errno, procfs};
 
 /// `UFFD_USER_MODE_ONLY` (5.11): without it, an ordinary user is refused.
 const USER_MODE_ONLY: libc::c_int = 1;
@@ -19,8 +19,13 @@ const MOVE: libc::c_ulong = 0xc028_aa05;
 /// Bit of a registered range's operations that says whether pages can be moved into it.
 const CAN_MOVE: u64 = 1 << 5;
 
-/// The descriptor has the first free number from here on: no program counts on those, and the table of descriptors stays small.
-const DESCRIPTOR_LEAST: libc::c_int = 900;
+/// The descriptor has one of the last numbers that the table of descriptors has room for, which no program counts on. To make the table longer, the
+/// kernel waits until no CPU reads the old one: 10 to 30 milliseconds in a process with several threads.
+const DESCRIPTORS_LEFT: usize = 8;
+/// And not a higher one than this: a common limit is 1024.
+const DESCRIPTOR_MOST: usize = 1000;
+/// A table has room for so many at least.
+const TABLE_LEAST: usize = 64;
 
 /// Only from 6.17 on: before, the kernel crashed where a huge page was about to be migrated at that moment.
 const KERNEL_LEAST: (u32, u32) = (6, 17);
@@ -78,9 +83,11 @@ impl Userfaultfd {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
         // SAFETY: takes no pointers; the descriptors are this function's own until it returns.
         let low = Errno::check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) })? as i32;
+        let table = procfs::descriptor_table().unwrap_or(TABLE_LEAST);
+        let least = table.min(DESCRIPTOR_MOST).saturating_sub(DESCRIPTORS_LEFT) as libc::c_int;
         // SAFETY: as above.
         let high = unsafe {
-            let high = Errno::check(libc::fcntl(low, libc::F_DUPFD_CLOEXEC, DESCRIPTOR_LEAST).into());
+            let high = Errno::check(libc::fcntl(low, libc::F_DUPFD_CLOEXEC, least).into());
             libc::close(low);
             high? as i32
         };
@@ -162,7 +169,9 @@ mod tests {
 
     #[test]
     fn pages_move_with_their_contents() {
+        let table = procfs::descriptor_table().unwrap();
         let Ok(descriptor) = Userfaultfd::new() else { return };
+        assert!((descriptor.0 as usize) < table, "{} of {table}: the table of descriptors became longer", descriptor.0);
         let len = 4 * HUGE_PAGE_SIZE;
         let start = memory::map(len, Protection::ReadWrite).unwrap().next_multiple_of(HUGE_PAGE_SIZE);
         let whole = Range { start, len: 3 * HUGE_PAGE_SIZE };
