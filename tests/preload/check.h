@@ -28,7 +28,7 @@
 #define PAGE ((size_t)4096)
 
 // The default threshold: blocks from here on are spans.
-#define THRESHOLD MIB
+#define THRESHOLD (64 * KIB)
 
 #define CHECK(condition) \
     do { \

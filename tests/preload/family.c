@@ -2,6 +2,7 @@
 #include "check.h"
 
 static const size_t sizes[] = {1,           100,           PAGE,         THRESHOLD - 1, THRESHOLD,     THRESHOLD + 1,
+                               70001,       100 * KIB,     256 * KIB,    MIB - 1,       MIB,           MIB + 1,
                                2 * MIB - 1, 2 * MIB,       2 * MIB + 1,  5 * MIB - 7,   33 * MIB + 11, 64 * MIB};
 #define SIZES (sizeof sizes / sizeof *sizes)
 
@@ -206,6 +207,37 @@ static void usable_sizes(void) {
     }
 }
 
+// Blocks of one size begin at different lines of their pages, and where one begins stays so as it grows and shrinks.
+static void lines(void) {
+    if (!under_pagecrew()) return;
+    char *blocks[32];
+    for (size_t size = THRESHOLD; size <= MIB; size += 96 * KIB) {
+        bool seen[PAGE / 64] = {false};
+        int different = 0;
+        for (int i = 0; i < 32; i++) {
+            blocks[i] = malloc(size);
+            CHECK(aligned(blocks[i], 64));
+            size_t line = (uintptr_t)blocks[i] % PAGE / 64;
+            different += !seen[line];
+            seen[line] = true;
+        }
+        CHECK(different >= 8);
+        for (int i = 0; i < 32; i++) {
+            size_t line = (uintptr_t)blocks[i] % PAGE;
+            for (size_t longer = size; longer <= 48 * MIB; longer *= 3) {
+                fill(blocks[i], size, 9, true);
+                blocks[i] = realloc(blocks[i], longer);
+                CHECK(malloc_usable_size(blocks[i]) >= longer && holds(blocks[i], size, 9, false));
+                memset(blocks[i] + longer - PAGE, 1, PAGE);
+            }
+            CHECK((uintptr_t)blocks[i] % PAGE == line);
+            blocks[i] = realloc(blocks[i], THRESHOLD);
+            CHECK(holds(blocks[i], THRESHOLD, 9, true));
+        }
+        for (int i = 0; i < 32; i++) free(blocks[i]);
+    }
+}
+
 static void sized_frees(void) {
     void (*free_sized)(void *, size_t) = dlsym(RTLD_DEFAULT, "free_sized");
     void (*free_aligned_sized)(void *, size_t, size_t) = dlsym(RTLD_DEFAULT, "free_aligned_sized");
@@ -269,6 +301,7 @@ int main(void) {
     alignments();
     resizing();
     usable_sizes();
+    lines();
     sized_frees();
     small_stacks();
     return 0;

@@ -429,13 +429,14 @@ mod tests {
             span(1 << SHIFT, 1 << 20);
             assert_eq!([put(caches, START), put(caches, START + (1 << SHIFT))], [Ok(()), Ok(())]);
             assert_eq!(take(caches, 64 << 10), Some(0));
-            let tally = Tally { taken: 1, taken_bytes: 64 << 10, put: 2, held_change: [0, 1 << 20] };
+            let [small, mebibyte] = [64 << 10, 1 << 20].map(|size| classes::span_for(size).unwrap().0);
+            let tally = Tally { taken: 1, taken_bytes: small, put: 2, held_change: [0, mebibyte] };
             assert_eq!([caches.tally(cpu), caches.tally(cpu)], [Some(tally), None]);
             span(1 << 20, 4 << 20);
             assert_eq!(put(caches, START + (1 << 20)), Err(Uncached::LookAfter(4 << 20)), "4 MiB more");
             assert_eq!(caches.tally(cpu).unwrap().held_change, [4 << 20, 0]);
             caches.note_drained(cpu, 0, 1 << 20);
-            assert_eq!(caches.forget_held(cpu), [3 << 20, 1 << 20]);
+            assert_eq!(caches.forget_held(cpu), [3 << 20, mebibyte]);
             assert_eq!(caches.forget_held(cpu), [0, 0]);
         });
     }
@@ -448,7 +449,8 @@ mod tests {
                 assert_eq!(put(caches, START), Ok(()));
                 assert_eq!(take(caches, 1 << 20), Some(0));
             }
-            assert_eq!(put(caches, START), Err(Uncached::LookAfter(1 << 20)));
+            let (len, _) = classes::span_for(1 << 20).unwrap();
+            assert_eq!(put(caches, START), Err(Uncached::LookAfter(len)));
         });
     }
 

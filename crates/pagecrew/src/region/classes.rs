@@ -118,10 +118,12 @@ mod tests {
         for size in (LEAST_PAGES * PAGE_SIZE..=CACHED_MOST).step_by(2048) {
             let (len, class) = span_for(size).unwrap();
             let share = if size <= HUGE_PAGE_SIZE { 16 } else { 32 };
-            assert!(len >= size && len - size <= size / share + PAGE_SIZE, "{size}: {len}");
+            let room = if size <= COLOURED_MOST { ROOM } else { 0 };
+            assert!(len >= size + room && len - size - room <= size / share + PAGE_SIZE, "{size}: {len}");
             assert!(class as usize >= 1 && class as usize <= CLASSES);
             assert!((len, class) == last || (len > last.0 && class == last.1 + 1), "{size}: {last:?} {len} {class}");
-            assert_eq!((span_for(len), class_for(size)), (Some((len, class)), class));
+            assert_eq!((span_for(len - room), class_for(size)), (Some((len, class)), class));
+            assert_eq!(class_of(len), class);
             last = (len, class);
         }
         assert_eq!(last, (CACHED_MOST, CLASSES as u8));

@@ -26,9 +26,9 @@ pub fn begin(span: NonNull<u8>, usable: usize, size: usize) -> NonNull<u8> {
     if usable - size < LINES {
         return span;
     }
-    // The golden ratio of the range: neighbours, and what lies at distances of a power of two, come out evenly spread.
+    // The first bits of a product: a factor was looked for with which what lies at the distance of any class comes out spread.
     let page = (span.as_ptr() as usize / PAGE_SIZE) as u32;
-    let line = page.wrapping_mul(0x9E37_79B9) >> (u32::BITS - (PAGE_SIZE / LINE).ilog2());
+    let line = page.wrapping_mul(0x52ED_F8B5) >> (u32::BITS - (PAGE_SIZE / LINE).ilog2());
     // SAFETY: that is less than `LINES` bytes, which the span has more than the block.
     unsafe { span.add(line as usize * LINE) }
 }
@@ -48,4 +48,49 @@ pub fn of(address: usize) -> usize {
 /// The bytes from the beginning of a span that a block of `size` bytes may lie in, whole pages; the span is `len` bytes long.
 pub(super) fn to_be_zeroed(size: usize, len: usize) -> usize {
     (size + LINES).next_multiple_of(PAGE_SIZE).min(len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::classes;
+    use super::*;
+    use std::collections::HashSet;
+
+    fn span(address: usize) -> NonNull<u8> {
+        NonNull::new(address as *mut u8).unwrap()
+    }
+
+    #[test]
+    fn a_block_lies_in_its_span_and_leads_back_to_it() {
+        for page in (1 << 20..).take(1000) {
+            let start = page * PAGE_SIZE;
+            for size in [1, 100, PAGE_SIZE, 70_001] {
+                for room in [0, 1, LINES - 1, LINES, PAGE_SIZE, 3 * PAGE_SIZE] {
+                    let block = begin(span(start), size + room, size).as_ptr() as usize;
+                    assert!(block >= start && block + size <= start + size + room && block.is_multiple_of(LINE));
+                    assert_eq!((span_of(block), of(block)), (start, block - start));
+                    assert!(room >= LINES || block == start);
+                    assert!(to_be_zeroed(size, size + room) >= block - start + size);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_block_s_address_leads_to_no_span() {
+        for inside in [1, 8, 16, 63, PAGE_SIZE + 8] {
+            assert!(!span_of((1 << 40) + inside).is_multiple_of(PAGE_SIZE));
+        }
+        assert_eq!(span_of((1 << 40) + PAGE_SIZE), (1 << 40) + PAGE_SIZE);
+    }
+
+    #[test]
+    fn spans_of_one_length_side_by_side_begin_at_different_lines() {
+        for size in (64 << 10..=COLOURED_MOST).step_by(PAGE_SIZE) {
+            let (len, _) = classes::span_for(size).unwrap();
+            let colours = (0..64).map(|index| of(begin(span((1 << 40) + index * len), len, size).as_ptr() as usize));
+            let colours: HashSet<_> = colours.collect();
+            assert!(colours.len() >= 32, "{size}: {}", colours.len());
+        }
+    }
 }
