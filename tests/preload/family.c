@@ -207,11 +207,11 @@ static void usable_sizes(void) {
     }
 }
 
-// Blocks of one size begin at different lines of their pages, and where one begins stays so as it grows and shrinks.
+// Blocks of one medium size begin at different lines of their pages, and where one begins stays so as it grows and shrinks.
 static void lines(void) {
     if (!under_pagecrew()) return;
     char *blocks[32];
-    for (size_t size = THRESHOLD; size <= MIB; size += 96 * KIB) {
+    for (size_t size = 192 * KIB; size <= MIB; size += 104 * KIB) {
         bool seen[PAGE / 64] = {false};
         int different = 0;
         for (int i = 0; i < 32; i++) {

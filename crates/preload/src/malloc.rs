@@ -419,9 +419,7 @@ pub extern "C" fn pvalloc(size: usize) -> Pointer {
 /// As in C: the pointer is null or came from this family.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(pointer: Pointer) -> usize {
-    if let (true, Some(region), Some(span)) =
-        (ours(pointer as usize), state::existing_region(), span_of(pointer))
-    {
+    if let (true, Some(region), Some(span)) = (ours(pointer as usize), state::existing_region(), span_of(pointer)) {
         match region.usable_size(span) {
             Ok(usable) => return usable - colour::of(pointer as usize),
             Err(PointerError::Foreign(_)) => {}

@@ -1,6 +1,6 @@
 //! Sizes of spans. Those that caches take have one of a few sizes, so that a span that comes back fits the next request.
 
-use super::colour::{COLOURED_MOST, ROOM};
+use super::colour::{COLOURED, ROOM};
 use crate::sys::{HUGE_PAGE_SIZE, PAGE_SIZE};
 
 /// The smallest span that caches take, in pages: 64 KiB.
@@ -43,12 +43,12 @@ pub fn span_for(size: usize) -> Option<(usize, u8)> {
     }
     let (rounded, class) = round(pages);
     let len = rounded * PAGE_SIZE;
-    Some((if len <= COLOURED_MOST { len + ROOM } else { len }, class))
+    Some((if COLOURED.contains(&len) { len + ROOM } else { len }, class))
 }
 
 /// The class of a span of `len` bytes that [`span_for`] gave.
 pub fn class_of(len: usize) -> u8 {
-    class_for(if len <= COLOURED_MOST + ROOM { len.saturating_sub(ROOM) } else { len })
+    class_for(if COLOURED.contains(&len.saturating_sub(ROOM)) { len - ROOM } else { len })
 }
 
 /// The class of a request of so many pages, up to 2 MiB; 0 for one that no cache takes.
@@ -118,7 +118,8 @@ mod tests {
         for size in (LEAST_PAGES * PAGE_SIZE..=CACHED_MOST).step_by(2048) {
             let (len, class) = span_for(size).unwrap();
             let share = if size <= HUGE_PAGE_SIZE { 16 } else { 32 };
-            let room = if size <= COLOURED_MOST { ROOM } else { 0 };
+            let rounded = round(size.div_ceil(PAGE_SIZE)).0 * PAGE_SIZE;
+            let room = if COLOURED.contains(&rounded) { ROOM } else { 0 };
             assert!(len >= size + room && len - size - room <= size / share + PAGE_SIZE, "{size}: {len}");
             assert!(class as usize >= 1 && class as usize <= CLASSES);
             assert!((len, class) == last || (len > last.0 && class == last.1 + 1), "{size}: {last:?} {len} {class}");

@@ -1,7 +1,7 @@
 //! Where a block begins in its span: at one of the lines of its first page, each at another.
 //!
 //! Programs go through their blocks in steps of a page or of a power of two. If all blocks begin at a page, what they touch lies in
-//! few of the sets of the processor's caches, which hold a dozen lines each. A span for a block has a page more than the block, and the address of the span
+//! few of the sets of the processor's caches, which hold a dozen lines each. A span for a block of medium size has a page more than the block, and the address of the span
 //! says by how many lines the block is moved into it; so it is the same again when the span comes back.
 //!
 //! Source: cache colouring in the slab allocator (Jeff Bonwick, 1994).
@@ -9,10 +9,13 @@
 use crate::sys::PAGE_SIZE;
 use std::ptr::NonNull;
 
-/// A span that caches take is longer than the block by so many bytes.
+/// A span is longer than what its block needs by so many bytes, if it is neither short nor long.
 pub(super) const ROOM: usize = PAGE_SIZE;
 
-/// Spans for longer blocks have no room: a block that fills the caches by itself gains nothing, and one that is as long as its huge pages stays so.
+/// The lengths of spans that have it, without it. For a shorter one it would be more than a fiftieth, all of it resident in a huge page. A longer block
+/// fills the caches by itself, and one that is as long as its huge pages stays so.
+pub(super) const COLOURED: std::ops::RangeInclusive<usize> = COLOURED_LEAST..=COLOURED_MOST;
+const COLOURED_LEAST: usize = 192 << 10;
 pub(super) const COLOURED_MOST: usize = 1 << 20;
 
 /// The bytes that processors cache together.
@@ -86,7 +89,7 @@ mod tests {
 
     #[test]
     fn spans_of_one_length_side_by_side_begin_at_different_lines() {
-        for size in (64 << 10..=COLOURED_MOST).step_by(PAGE_SIZE) {
+        for size in COLOURED.step_by(PAGE_SIZE) {
             let (len, _) = classes::span_for(size).unwrap();
             let colours = (0..64).map(|index| of(begin(span((1 << 40) + index * len), len, size).as_ptr() as usize));
             let colours: HashSet<_> = colours.collect();
