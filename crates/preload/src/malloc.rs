@@ -43,9 +43,10 @@ fn span(size: usize, align: usize, zeroed: bool) -> Pointer {
         let result = if zeroed { region.allocate_zeroed(size, align) } else { region.allocate(size, align) };
         match result {
             // With an alignment of its own it begins where the span does.
-            Ok(span) if align == 1 => {
-                let usable = region.usable_size(span).unwrap_or(size);
-                colour::begin(span, usable, size).as_ptr().cast()
+            Ok(span)
+                if align == 1 && region.usable_size(span).is_ok_and(|usable| colour::leaves_room(usable, size)) =>
+            {
+                colour::begin(span).as_ptr().cast()
             }
             Ok(span) => span.as_ptr().cast(),
             Err(_) => {
@@ -62,7 +63,8 @@ fn large(size: usize) -> bool {
 
 extern "C" fn malloc_large(size: usize) -> Pointer {
     match state::caches().and_then(|caches| caches.take(size)) {
-        Some(span) => colour::begin(span.start, span.len, size).as_ptr().cast(),
+        Some(span) if colour::leaves_room(span.len, size) => colour::begin(span.start).as_ptr().cast(),
+        Some(span) => span.start.as_ptr().cast(),
         None => malloc_uncached(size),
     }
 }

@@ -12,10 +12,10 @@ use std::ptr::NonNull;
 /// A span is longer than what its block needs by so many bytes, if it is neither short nor long.
 pub(super) const ROOM: usize = PAGE_SIZE;
 
-/// The lengths of spans that have it, without it. For a shorter one it would be more than a fiftieth, all of it resident in a huge page. A longer block
-/// fills the caches by itself, and one that is as long as its huge pages stays so.
+/// The lengths of spans that have it, without it. For a shorter one it would be more than a fiftieth, all of it resident in a huge page; with small pages
+/// it is only address space, and those have it too. A longer block fills the caches by itself, and one that is as long as its huge pages stays so.
 pub(super) const COLOURED: std::ops::RangeInclusive<usize> = COLOURED_LEAST..=COLOURED_MOST;
-const COLOURED_LEAST: usize = 192 << 10;
+pub(super) const COLOURED_LEAST: usize = 192 << 10;
 pub(super) const COLOURED_MOST: usize = 1 << 20;
 
 /// The bytes that processors cache together.
@@ -23,16 +23,19 @@ const LINE: usize = 64;
 /// The bits of an address that say the line of its page.
 const LINES: usize = PAGE_SIZE - LINE;
 
-/// Where a block of `size` bytes begins in the span at `span`, of which `usable` bytes can be used: at a page where there is no room.
+/// Whether a span of which `usable` bytes can be used has room for a line beside a block of `size` bytes, which it is long enough for.
 #[inline(always)]
-pub fn begin(span: NonNull<u8>, usable: usize, size: usize) -> NonNull<u8> {
-    if usable - size < LINES {
-        return span;
-    }
+pub fn leaves_room(usable: usize, size: usize) -> bool {
+    usable - size >= LINES
+}
+
+/// Where a block begins in a span that has room.
+#[inline(always)]
+pub fn begin(span: NonNull<u8>) -> NonNull<u8> {
     // The first bits of a product: a factor was looked for with which what lies at the distance of any class comes out spread.
     let page = (span.as_ptr() as usize / PAGE_SIZE) as u32;
     let line = page.wrapping_mul(0x52ED_F8B5) >> (u32::BITS - (PAGE_SIZE / LINE).ilog2());
-    // SAFETY: that is less than `LINES` bytes, which the span has more than the block.
+    // SAFETY: that is less than a page, which the span has more than the block.
     unsafe { span.add(line as usize * LINE) }
 }
 
@@ -67,14 +70,12 @@ mod tests {
     fn a_block_lies_in_its_span_and_leads_back_to_it() {
         for page in (1 << 20..).take(1000) {
             let start = page * PAGE_SIZE;
+            let block = begin(span(start)).as_ptr() as usize;
+            assert!(block >= start && block - start <= LINES && block.is_multiple_of(LINE));
+            assert_eq!((span_of(block), of(block)), (start, block - start));
             for size in [1, 100, PAGE_SIZE, 70_001] {
-                for room in [0, 1, LINES - 1, LINES, PAGE_SIZE, 3 * PAGE_SIZE] {
-                    let block = begin(span(start), size + room, size).as_ptr() as usize;
-                    assert!(block >= start && block + size <= start + size + room && block.is_multiple_of(LINE));
-                    assert_eq!((span_of(block), of(block)), (start, block - start));
-                    assert!(room >= LINES || block == start);
-                    assert!(to_be_zeroed(size, size + room) >= block - start + size);
-                }
+                assert!(leaves_room(size + LINES, size) && !leaves_room(size + LINES - 1, size));
+                assert!(to_be_zeroed(size, size + PAGE_SIZE) >= block - start + size);
             }
         }
     }
@@ -91,7 +92,7 @@ mod tests {
     fn spans_of_one_length_side_by_side_begin_at_different_lines() {
         for size in COLOURED.step_by(PAGE_SIZE) {
             let (len, _) = classes::span_for(size).unwrap();
-            let colours = (0..64).map(|index| of(begin(span((1 << 40) + index * len), len, size).as_ptr() as usize));
+            let colours = (0..64).map(|index| of(begin(span((1 << 40) + index * len)).as_ptr() as usize));
             let colours: HashSet<_> = colours.collect();
             assert!(colours.len() >= 32, "{size}: {}", colours.len());
         }

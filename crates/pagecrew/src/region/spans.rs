@@ -26,7 +26,7 @@
 use super::bins::{self, Bins};
 use super::bits::Bits;
 use super::classes;
-use super::colour::{COLOURED_MOST, ROOM};
+use super::colour::{COLOURED_LEAST, COLOURED_MOST, ROOM};
 use super::links::Links;
 use super::page_map::PageMap;
 use crate::stats::ZoneBytes;
@@ -807,9 +807,15 @@ impl SpanMap {
     }
 
     /// The length of a span here. With small pages a long one has a little more, of which only the addresses are used: programs use the first
-    /// bytes of a block most, and with distances of a power of two those of many blocks share a few entries of the processor's TLB.
+    /// bytes of a block most, and with distances of a power of two those of many blocks share a few entries of the processor's TLB. A short one
+    /// has room for its block's line.
     fn len_here(&self, len: usize, class: u8) -> usize {
-        if self.granule == PAGE && class > 0 && len >= SPREAD_LEAST { len + SPREAD } else { len }
+        match len {
+            _ if self.granule > PAGE || class == 0 => len,
+            SPREAD_LEAST.. => len + SPREAD,
+            ..COLOURED_LEAST => len + ROOM,
+            _ => len,
+        }
     }
 
     /// The class of a span of this length here. A long one that is touched whole costs far more than a lock, and would keep the memory
@@ -820,8 +826,12 @@ impl SpanMap {
 
     /// The class of a span that was handed out here with this length.
     pub fn class_of(&self, len: usize) -> u8 {
-        let spread = self.granule == PAGE && len >= SPREAD_LEAST + SPREAD;
-        classes::class_of(if spread { len - SPREAD } else { len })
+        classes::class_of(match len {
+            _ if self.granule > PAGE => len,
+            _ if len >= SPREAD_LEAST + SPREAD => len - SPREAD,
+            _ if len < COLOURED_LEAST + ROOM => len.saturating_sub(ROOM),
+            _ => len,
+        })
     }
 
     /// No cache takes the span in use at `offset` when it comes back.
@@ -1639,6 +1649,9 @@ mod tests {
                             Request { len: len * G, align: G << align, want, class: 9, revocable: true, fresh, transfer: transfer * G };
                         if let Some(grant) = map.allocate(&request) {
                             prop_assert_eq!(grant.offset % (G << align), 0);
+                            let asked = len;
+                            let len = grant.len / G;
+                            prop_assert_eq!(len - asked, usize::from(granule == 0), "room for the block's line");
                             let (start, end) = (grant.offset / G, grant.offset / G + len);
                             prop_assert!(spans.iter().all(|&(at, n)| end <= at || at + n <= start), "overlaps a span in use");
                             prop_assert!(discards.iter().all(|&(at, n)| end <= at || at + n <= start), "overlaps a discard");
