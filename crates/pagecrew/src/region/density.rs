@@ -1,7 +1,7 @@
 //! Which sizes of spans are worth huge pages: those of which a program touches most.
 //!
-//! A huge page is zeroed and takes memory as a whole at its first touch. So spans of a size that nothing is known of are cut from memory
-//! with small pages, and the pages of some of them are looked at: one that was handed out a while ago when the next one of its size is asked
+//! A huge page is zeroed and takes memory as a whole at its first touch. So spans of a size that nothing is known of, nor of those next to it, are cut from
+//! memory with small pages, and the pages of some of them are looked at: one that was handed out a while ago when the next one of its size is asked
 //! for, and some of those that come back. Where most pages were touched, spans of that size come from memory with huge pages from then
 //! on, and those are looked at as well when they come back for the first time: what still is zero then was not used.
 //!
@@ -88,8 +88,17 @@ impl Density {
 
     /// Whether a span of `len` bytes should come from memory with huge pages, in a program that has `in_use` bytes in use.
     pub fn wants_huge_pages(&self, len: usize, in_use: usize) -> bool {
-        let verdict = self.kinds[kind_of(len)].verdict.load(Relaxed);
-        if len >= ALIGNED_LEAST { verdict != THIN } else { verdict == DENSE && in_use >= WORTH }
+        let kind = kind_of(len);
+        let verdict = |kind: usize| self.kinds.get(kind).map_or(UNKNOWN, |kind| kind.verdict.load(Relaxed));
+        match verdict(kind) {
+            UNKNOWN if len >= ALIGNED_LEAST => true,
+            // A size that comes up seldom is probably used as those next to it.
+            UNKNOWN => {
+                let beside = [kind.wrapping_sub(1), kind + 1].map(verdict);
+                beside.contains(&DENSE) && !beside.contains(&THIN) && in_use >= WORTH
+            }
+            verdict => verdict == DENSE && (len >= ALIGNED_LEAST || in_use >= WORTH),
+        }
     }
 
     /// Whether spans of about `len` bytes are known to be used whole.
@@ -241,6 +250,21 @@ mod tests {
         assert!(density.wants_huge_pages(size, 1 << 30));
         assert!(!density.wants_huge_pages(size, 1 << 20), "not in a small program");
         assert!(!density.wants_huge_pages(16 << 20, 1 << 30), "not of another size");
+    }
+
+    #[test]
+    fn a_size_that_nothing_is_known_of_is_believed_to_be_used_as_those_next_to_it() {
+        let density = Density::new();
+        let know = |len: usize, pages: usize| density.note(len, Touched { pages, of: 100 });
+        let wants = |len: usize| density.wants_huge_pages(len, 1 << 30);
+        know(4 << 20, 90);
+        assert_eq!([1, 2, 4, 8, 16].map(|mebibytes| wants(mebibytes << 20)), [false, true, true, true, false]);
+        assert!(!density.wants_huge_pages(8 << 20, 1 << 20), "not in a small program");
+        know(16 << 20, 10);
+        assert_eq!([8, 16].map(|mebibytes| wants(mebibytes << 20)), [false; 2], "they differ");
+        know(8 << 20, 90);
+        assert!(wants(8 << 20), "what is known comes first");
+        assert!(!wants(64 << 10) && wants(1 << 40), "the smallest and the largest");
     }
 
     #[test]
