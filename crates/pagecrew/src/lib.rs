@@ -38,6 +38,7 @@ pub mod region {
     mod bins;
     mod bits;
     mod classes;
+    mod colour;
     mod links;
     pub mod page_map;
     pub mod spans;

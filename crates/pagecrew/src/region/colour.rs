@@ -1,8 +1,8 @@
 //! Where a block begins in its span: at one of the lines of its first page, each at another.
 //!
 //! Programs go through their blocks in steps of a page or of a power of two. If all blocks begin at a page, what they touch lies in
-//! few of the sets of the processor's caches, which hold a dozen lines each. A span for a block of medium size has a page more than the block, and the address of the span
-//! says by how many lines the block is moved into it; so it is the same again when the span comes back.
+//! few of the sets of the processor's caches, which hold a dozen lines each. A span for a block of medium size has a page more than the
+//! block, and the address of the span says by how many lines the block is moved into it; so it is the same again when the span comes back.
 //!
 //! Source: cache colouring in the slab allocator (Jeff Bonwick, 1994).
 
@@ -29,14 +29,13 @@ pub fn leaves_room(usable: usize, size: usize) -> bool {
     usable - size >= LINES
 }
 
-/// Where a block begins in a span that has room.
+/// Where a block begins in the span at `span`, which begins at a page and has room.
 #[inline(always)]
 pub fn begin(span: NonNull<u8>) -> NonNull<u8> {
     // The first bits of a product: a factor was looked for with which what lies at the distance of any class comes out spread.
     let page = (span.as_ptr() as usize / PAGE_SIZE) as u32;
     let line = page.wrapping_mul(0x52ED_F8B5) >> (u32::BITS - (PAGE_SIZE / LINE).ilog2());
-    // SAFETY: that is less than a page, which the span has more than the block.
-    unsafe { span.add(line as usize * LINE) }
+    span.map_addr(|address| address | (line as usize * LINE))
 }
 
 /// The address of the span of the block at `address`, or something that is no span's address if no block can begin there.
@@ -56,7 +55,7 @@ pub(super) fn to_be_zeroed(size: usize, len: usize) -> usize {
     (size + LINES).next_multiple_of(PAGE_SIZE).min(len)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::classes;
     use super::*;
