@@ -158,8 +158,7 @@ int main(void) {
     mixture(500, 1);
     int number = descriptor();
     if (must_move()) CHECK(number >= 0);
-    // What a program opens has the numbers that it expects.
-    // Well above the program's own, and in the table of descriptors as it is.
+    // What a program opens has the numbers that it expects, and the table of descriptors stays as long as it is.
     CHECK(number < 0 || (number >= 32 && number < table));
     in_child(as_before);
     in_child(without_descriptors);
