@@ -30,12 +30,12 @@ impl Region {
         let core = self.core();
         let refused = ResizeError::Memory(AllocateError::OutOfMemory { size });
         let used = size.checked_add(colour).ok_or(refused)?;
+        let (plain_len, plain_class) = core.span_for(size.max(1)).ok_or(refused)?;
         // What grows to where spans have no room for a colour has to ask for it.
-        let has_room = core.span_for(size.max(1)).is_some_and(|(len, _)| len >= used);
-        let asked = if has_room { size } else { used };
+        let asked = if plain_len >= used { size } else { used };
         let (len, class) = core.span_for(asked.max(1)).filter(|&(len, _)| !core.exceeds_memory(len)).ok_or(refused)?;
         core.counters().reallocations.add(1);
-        let to = Size { asked, used, len, class };
+        let to = Size { asked, used, len, class, plain_class };
         // SAFETY: by the function's own contract; a span that could not be resized is as it was.
         unsafe {
             match self.resize_once(pointer, to) {
@@ -51,6 +51,10 @@ impl Region {
         let core = self.core();
         let (zone, offset, span) = self.span_at(pointer)?;
         if to.len == span.len || (to.class > 0 && to.class == span.class) {
+            return Ok(pointer);
+        }
+        // Among small pages a span has room for the colour that its class doesn't tell.
+        if to.plain_class > 0 && to.plain_class == span.class && span.usable() >= to.used {
             return Ok(pointer);
         }
         if to.len < span.len {
@@ -214,6 +218,8 @@ struct Size {
     /// Length and class of a span for it.
     len: usize,
     class: u8,
+    /// The class of a span for as many bytes without a colour.
+    plain_class: u8,
 }
 
 /// Why a span could not be resized.

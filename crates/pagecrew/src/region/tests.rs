@@ -497,6 +497,22 @@ fn blocks_of_a_power_of_two_do_not_begin_at_its_multiples() {
 }
 
 #[test]
+fn a_block_at_any_line_stays_where_it_is_when_it_is_resized_to_its_own_size() {
+    let region = region(|options| options.huge_pages = false);
+    let mut with_room = 0;
+    for size in (64 << 10..2 * MIB).step_by(3 * 1024) {
+        let span = region.allocate(size, 1).unwrap();
+        let colour = region.usable_size(span).unwrap().saturating_sub(size).min(4032);
+        with_room += usize::from(colour == 4032);
+        // SAFETY: the test's own span.
+        assert_eq!(unsafe { region.resize(span, size, colour) }, Ok(span), "{size} bytes, {colour} in");
+        free(&region, span);
+    }
+    assert!(with_room > 100);
+    assert_eq!(region.snapshot().counter("grown_in_place_bytes"), 0);
+}
+
+#[test]
 fn dropping_a_region_ends_its_helpers() {
     let region = region(|_| {});
     let span = region.allocate(128 * MIB, 1).unwrap();
