@@ -448,13 +448,14 @@ impl Core {
     /// Whether a span of `len` bytes should come from memory with huge pages.
     pub fn wants_huge_pages(&self, len: usize) -> bool {
         let keeps = len >= ALIGNED_LEAST || self.options.retain != Some(0);
-        self.options.huge_pages && keeps && !self.cramped() && self.density.wants_huge_pages(len, self.in_use())
+        self.options.huge_pages && keeps && !self.cramped() && self.density.wants_huge_pages(len, self.in_use(), |span| self.first_use(span))
     }
 
-    /// Whether a span that was address space when it was handed out still is its first user's.
-    pub fn is_its_first_users(&self, span: Range) -> bool {
-        let span_now = self.zone_of(span.start).and_then(|zone| zone.in_use_at(span.start - zone.range.start));
-        span_now.is_some_and(|now| now.len == span.len && now.marks.fresh)
+    /// Whether a span that was address space when it was handed out lies in memory with huge pages; `None` if its first user has it no more.
+    pub fn first_use(&self, span: Range) -> Option<bool> {
+        let zone = self.zone_of(span.start)?;
+        let now = zone.in_use_at(span.start - zone.range.start)?;
+        (now.len == span.len && now.marks.fresh).then_some(zone.huge)
     }
 
     /// Cuts a span out of a zone of the calling thread's node, or of another if that is full.

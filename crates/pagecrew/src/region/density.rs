@@ -5,7 +5,8 @@
 //! for, and some of those that come back. Where most pages were touched, spans of that size come from memory with huge pages from then
 //! on, and those are looked at as well when they come back for the first time: what still is zero then was not used.
 //!
-//! Very large spans begin on the other side: they nearly always are used whole, and gain most.
+//! Very large spans begin on the other side: they nearly always are used whole, and gain most. As long as nothing more is known, the one that was handed out
+//! before is looked at for jumps: who fills a span goes through it, who uses it thinly leaves out most of what lies between.
 
 use super::classes::{ALIGNED_LEAST, KINDS, kind_of};
 use crate::sys::memory::{self, Range};
@@ -23,12 +24,15 @@ const WORTH: usize = 16 << 20;
 const WINDOWS: usize = 8;
 /// Of a window in a huge page, so many pages are read.
 const READ: usize = 8;
+/// Of a very large span, so many pages are looked at for jumps, the one in its middle among them.
+const POINTS: usize = 64;
 
 /// What is known of one kind of size.
 struct Kind {
     verdict: AtomicU8,
-    /// Spans handed out and taken back that could have been looked at.
-    chances: AtomicU32,
+    /// Spans handed out, and those taken back, that could have been looked at.
+    handed_out: AtomicU32,
+    taken_back: AtomicU32,
     /// A span that was handed out lately, to be looked at; 0 for none. Its length may be that of another one for a moment.
     seen: AtomicUsize,
     seen_len: AtomicUsize,
@@ -40,6 +44,11 @@ const PATIENCE: u32 = 4;
 const EAGER: u32 = 32;
 
 impl Kind {
+    /// The span to be looked at; it begins at 0 if there is none.
+    fn seen(&self) -> Range {
+        Range { start: self.seen.load(Relaxed), len: self.seen_len.load(Relaxed) }
+    }
+
     /// Whether the `count`-th chance is taken: always while nothing is known and looking may soon pay, then often, then now and then.
     fn due(&self, count: u32) -> bool {
         let eager = self.verdict.load(Relaxed) == UNKNOWN && count <= EAGER;
@@ -79,19 +88,24 @@ impl Density {
     pub fn new() -> Density {
         let kind = || Kind {
             verdict: AtomicU8::new(UNKNOWN),
-            chances: AtomicU32::new(0),
+            handed_out: AtomicU32::new(0),
+            taken_back: AtomicU32::new(0),
             seen: AtomicUsize::new(0),
             seen_len: AtomicUsize::new(0),
         };
         Density { kinds: (0..KINDS).map(|_| kind()).collect(), share: AtomicU32::new(WHOLE) }
     }
 
-    /// Whether a span of `len` bytes should come from memory with huge pages, in a program that has `in_use` bytes in use.
-    pub fn wants_huge_pages(&self, len: usize, in_use: usize) -> bool {
+    /// Whether a span of `len` bytes should come from memory with huge pages, in a program that has `in_use` bytes in use. `first_use` says
+    /// of a span whether its first user still has it, and with huge pages or not.
+    pub fn wants_huge_pages(&self, len: usize, in_use: usize, first_use: impl Fn(Range) -> Option<bool>) -> bool {
         let kind = kind_of(len);
         let verdict = |kind: usize| self.kinds.get(kind).map_or(UNKNOWN, |kind| kind.verdict.load(Relaxed));
         match verdict(kind) {
-            UNKNOWN if len >= ALIGNED_LEAST => true,
+            UNKNOWN if len >= ALIGNED_LEAST => {
+                let seen = self.kinds[kind].seen();
+                !(seen.start != 0 && first_use(seen).is_some() && has_jumps(seen))
+            }
             // A size that comes up seldom is probably used as those next to it.
             UNKNOWN => {
                 let beside = [kind.wrapping_sub(1), kind + 1].map(verdict);
@@ -106,15 +120,15 @@ impl Density {
         self.kinds[kind_of(len)].verdict.load(Relaxed) == DENSE
     }
 
-    /// Takes note of a fresh span with small pages, and looks at one of its kind that was handed out before it, if its first user still
-    /// has it as `is_his` says: what others touch after him would add up.
-    pub fn handed_out(&self, span: Range, is_his: impl Fn(Range) -> bool) {
+    /// Takes note of a fresh span, and looks at one of its kind that was handed out before it, if its first user still has it as `first_use`
+    /// says: what others touch after him would add up.
+    pub fn handed_out(&self, span: Range, first_use: impl Fn(Range) -> Option<bool>) {
         let kind = &self.kinds[kind_of(span.len)];
-        let count = kind.chances.fetch_add(1, Relaxed) + 1;
-        let seen = Range { start: kind.seen.load(Relaxed), len: kind.seen_len.load(Relaxed) };
-        if seen.start != 0 && kind.due(count) && is_his(seen) {
+        let count = kind.handed_out.fetch_add(1, Relaxed) + 1;
+        let seen = kind.seen();
+        if seen.start != 0 && kind.due(count) && first_use(seen) == Some(false) {
             // Its user may be only just beginning: that it has pages says something, that it has none doesn't. Nothing is read but which
-            // pages there are.
+            // pages there are; of huge pages that says too little.
             let touched = resident(seen);
             if touched.verdict() == Some(DENSE) {
                 self.note(span.len, touched);
@@ -134,7 +148,7 @@ impl Density {
     /// The span is mapped, and nobody uses it.
     pub unsafe fn taken_back(&self, span: Range, huge: bool) {
         let kind = &self.kinds[kind_of(span.len)];
-        if kind.due(kind.chances.fetch_add(1, Relaxed) + 1) {
+        if kind.due(kind.taken_back.fetch_add(1, Relaxed) + 1) {
             // SAFETY: by the function's own contract.
             let touched = if huge { unsafe { written(span) } } else { resident(span) };
             self.note(span.len, touched);
@@ -177,6 +191,27 @@ fn windows(span: Range) -> impl Iterator<Item = Range> {
     let count = span.len.div_ceil(HUGE_PAGE_SIZE).min(WINDOWS);
     let step = if count > 1 { ((span.len - len) / (count - 1)) & !(PAGE_SIZE - 1) } else { 0 };
     (0..count).map(move |index| Range { start: span.start + index * step, len })
+}
+
+/// Whether a span is used with jumps: half of it or less has pages, and they lie behind some that are missing.
+fn has_jumps(span: Range) -> bool {
+    let step = (span.len / POINTS).next_multiple_of(HUGE_PAGE_SIZE);
+    let mut pages = 0;
+    let mut missing = 0;
+    let mut jumps = false;
+    for start in (span.start..span.end()).step_by(step) {
+        let mut page = [0];
+        if memory::residence(Range { start, len: PAGE_SIZE }, &mut page).is_err() {
+            return false;
+        }
+        if page[0] & 1 != 0 {
+            pages += 1;
+            jumps |= missing > 0;
+        } else {
+            missing += 1;
+        }
+    }
+    jumps && pages <= missing
 }
 
 fn resident(span: Range) -> Touched {
@@ -227,6 +262,10 @@ mod tests {
         range
     }
 
+    fn nobody(_: Range) -> Option<bool> {
+        None
+    }
+
     fn touch(span: Range, step: usize) {
         for at in (0..span.len).step_by(step) {
             // SAFETY: the test's own mapping.
@@ -238,28 +277,28 @@ mod tests {
     fn a_size_that_is_touched_whole_gets_huge_pages_with_its_second_span() {
         let density = Density::new();
         let size = 4 << 20;
-        assert!(!density.wants_huge_pages(size, 1 << 30));
+        assert!(!density.wants_huge_pages(size, 1 << 30, nobody));
         let (first, second) = (span(size, false), span(size, false));
-        density.handed_out(first, |_| false);
+        density.handed_out(first, nobody);
         touch(first, PAGE_SIZE);
         let somebody_elses = Density::new();
-        somebody_elses.handed_out(first, |_| false);
-        somebody_elses.handed_out(second, |_| false);
-        assert!(!somebody_elses.wants_huge_pages(size, 1 << 30));
-        density.handed_out(second, |seen| seen == first);
-        assert!(density.wants_huge_pages(size, 1 << 30));
-        assert!(!density.wants_huge_pages(size, 1 << 20), "not in a small program");
-        assert!(!density.wants_huge_pages(16 << 20, 1 << 30), "not of another size");
+        somebody_elses.handed_out(first, nobody);
+        somebody_elses.handed_out(second, nobody);
+        assert!(!somebody_elses.wants_huge_pages(size, 1 << 30, nobody));
+        density.handed_out(second, |seen| (seen == first).then_some(false));
+        assert!(density.wants_huge_pages(size, 1 << 30, nobody));
+        assert!(!density.wants_huge_pages(size, 1 << 20, nobody), "not in a small program");
+        assert!(!density.wants_huge_pages(16 << 20, 1 << 30, nobody), "not of another size");
     }
 
     #[test]
     fn a_size_that_nothing_is_known_of_is_believed_to_be_used_as_those_next_to_it() {
         let density = Density::new();
         let know = |len: usize, pages: usize| density.note(len, Touched { pages, of: 100 });
-        let wants = |len: usize| density.wants_huge_pages(len, 1 << 30);
+        let wants = |len: usize| density.wants_huge_pages(len, 1 << 30, nobody);
         know(4 << 20, 90);
         assert_eq!([1, 2, 4, 8, 16].map(|mebibytes| wants(mebibytes << 20)), [false, true, true, true, false]);
-        assert!(!density.wants_huge_pages(8 << 20, 1 << 20), "not in a small program");
+        assert!(!density.wants_huge_pages(8 << 20, 1 << 20, nobody), "not in a small program");
         know(16 << 20, 10);
         assert_eq!([8, 16].map(|mebibytes| wants(mebibytes << 20)), [false; 2], "they differ");
         know(8 << 20, 90);
@@ -274,7 +313,7 @@ mod tests {
         touch(span, 4 << 20);
         // SAFETY: the test's own span.
         unsafe { density.taken_back(span, false) };
-        assert!(!density.wants_huge_pages(span.len, 1 << 30));
+        assert!(!density.wants_huge_pages(span.len, 1 << 30, nobody));
         assert_eq!(resident(span), Touched { pages: 2, of: 4 * 512 });
     }
 
@@ -282,17 +321,49 @@ mod tests {
     fn thin_use_of_huge_pages_is_seen_when_the_span_comes_back() {
         let density = Density::new();
         let size = 64 << 20;
-        assert!(density.wants_huge_pages(size, 0), "very large ones begin with huge pages");
+        assert!(density.wants_huge_pages(size, 0, nobody), "very large ones begin with huge pages");
         let sparse = span(size, true);
         touch(sparse, 1 << 20);
         // SAFETY: the test's own span.
         unsafe { density.taken_back(sparse, true) };
-        assert!(!density.wants_huge_pages(size, 1 << 30));
+        assert!(!density.wants_huge_pages(size, 1 << 30, nobody));
         let dense = span(size, true);
         touch(dense, 512);
         // SAFETY: as above.
         unsafe { density.taken_back(dense, true) };
-        assert!(density.wants_huge_pages(size, 1 << 30));
+        assert!(density.wants_huge_pages(size, 1 << 30, nobody));
+    }
+
+    #[test]
+    fn a_very_large_span_with_jumps_is_followed_by_one_with_small_pages() {
+        let density = Density::new();
+        let size = 64 << 20;
+        let his = |huge| move |_| Some(huge);
+        let wants = |huge| density.wants_huge_pages(size, 1 << 30, his(huge));
+        let first = span(size, true);
+        density.handed_out(first, nobody);
+        assert!(wants(true), "nothing of it is touched");
+        touch(Range { len: size / 4, ..first }, HUGE_PAGE_SIZE);
+        assert!(wants(true), "somebody fills it");
+        let sparse = span(size, true);
+        let density = Density::new();
+        density.handed_out(sparse, nobody);
+        touch(sparse, size / 2);
+        assert!(has_jumps(sparse) && !has_jumps(first));
+        let wants = |huge| density.wants_huge_pages(size, 1 << 30, his(huge));
+        assert!(!wants(true) && !wants(false));
+        assert!(density.wants_huge_pages(size, 1 << 30, nobody), "somebody else's by now");
+        assert!(density.wants_huge_pages(4 * size, 1 << 30, his(true)), "another size");
+        touch(sparse, HUGE_PAGE_SIZE);
+        assert!(wants(true), "it came to be used everywhere");
+        for _ in 0..EAGER {
+            density.handed_out(sparse, his(true));
+        }
+        assert!(!density.is_dense(size), "which says nothing yet of what is in its huge pages");
+        for _ in 0..EAGER {
+            density.handed_out(sparse, his(false));
+        }
+        assert!(density.is_dense(size));
     }
 
     #[test]
@@ -313,12 +384,25 @@ mod tests {
         let density = Density::new();
         let size = 4 << 20;
         let first = span(size, false);
-        density.handed_out(first, |_| true);
-        density.handed_out(span(size, false), |seen| seen == first);
-        assert!(!density.wants_huge_pages(size, 1 << 30));
+        density.handed_out(first, |_| Some(false));
+        density.handed_out(span(size, false), |seen| (seen == first).then_some(false));
+        assert!(!density.wants_huge_pages(size, 1 << 30, nobody));
         touch(first, PAGE_SIZE);
-        density.handed_out(span(size, false), |seen| seen == first);
-        assert!(density.wants_huge_pages(size, 1 << 30));
+        density.handed_out(span(size, false), |seen| (seen == first).then_some(false));
+        assert!(density.wants_huge_pages(size, 1 << 30, nobody));
+    }
+
+    #[test]
+    fn the_first_span_that_comes_back_says_something_however_many_were_handed_out() {
+        let density = Density::new();
+        let span = span(8 << 20, false);
+        for _ in 0..2 * EAGER {
+            density.handed_out(span, nobody);
+        }
+        touch(span, 4 << 20);
+        // SAFETY: the test's own span.
+        unsafe { density.taken_back(span, false) };
+        assert_eq!(density.kinds[kind_of(span.len)].verdict.load(Relaxed), THIN);
     }
 
     #[test]

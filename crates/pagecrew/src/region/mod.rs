@@ -62,6 +62,7 @@ use crate::sys::topology::Topology;
 use crate::sys::zero::{self, Use};
 use crate::sys::{Errno, PAGE_SIZE, clock, round_up};
 pub use cache::{CpuCaches, Taken, Uncached};
+use classes::ALIGNED_LEAST;
 use slow_counts::Counts;
 use spans::{Grant, Segment, State, Want};
 use std::fmt;
@@ -289,8 +290,8 @@ impl Region {
         core.note_request(len, counts);
         core.note_want(want, len, &grant.pieces);
         let span = zone.at(grant.offset, len);
-        if reused == 0 && !zone.huge {
-            core.density.handed_out(span, |seen| core.is_its_first_users(seen));
+        if reused == 0 && (!zone.huge || len >= ALIGNED_LEAST) {
+            core.density.handed_out(span, |seen| core.first_use(seen));
         }
         if want == Want::Zeroes {
             let used = colour::to_be_zeroed(size, len);
