@@ -5,7 +5,7 @@
 use crate::heap::limited_address_space;
 use crate::state::{self, THRESHOLD, ours};
 use crate::{libc_blocks, next, thresholds};
-use pagecrew::region::{PointerError, Region, ResizeError, Uncached, colour};
+use pagecrew::region::{Cacheable, PointerError, Region, ResizeError, Taken, Uncached, colour};
 use pagecrew::sys::{Errno, PAGE_SIZE, round_up, thread};
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
@@ -36,25 +36,23 @@ fn keeping_errno<T>(body: impl FnOnce() -> T) -> T {
     result
 }
 
-/// A span of the region; null where there is none to be had, and then the program's own malloc is asked.
-fn span(size: usize, align: usize, zeroed: bool) -> Pointer {
+/// A span of the region; `None` where there is none to be had, and then the program's own malloc is asked.
+fn span(size: usize, align: usize, zeroed: bool) -> Option<Taken> {
     keeping_errno(|| {
-        let Some(region) = state::region() else { return null_mut() };
-        let result = if zeroed { region.allocate_zeroed(size, align) } else { region.allocate(size, align) };
-        match result {
-            // With an alignment of its own it begins where the span does.
-            Ok(span)
-                if align == 1 && region.usable_size(span).is_ok_and(|usable| colour::leaves_room(usable, size)) =>
-            {
-                colour::begin(span).as_ptr().cast()
-            }
-            Ok(span) => span.as_ptr().cast(),
-            Err(_) => {
-                region.stats().counters.fallbacks.add(1);
-                null_mut()
-            }
+        let region = state::region()?;
+        let span = region.allocate_span(size, align, zeroed);
+        if span.is_err() {
+            region.stats().counters.fallbacks.add(1);
         }
+        span.ok()
     })
+}
+
+/// Where a block of `size` bytes begins in its span.
+#[inline(always)]
+fn block(span: Taken, size: usize) -> Pointer {
+    let begin = if colour::leaves_room(span.len, size) { colour::begin(span.start) } else { span.start };
+    begin.as_ptr().cast()
 }
 
 fn large(size: usize) -> bool {
@@ -62,9 +60,9 @@ fn large(size: usize) -> bool {
 }
 
 extern "C" fn malloc_large(size: usize) -> Pointer {
-    match state::caches().and_then(|caches| caches.take(size)) {
-        Some(span) if colour::leaves_room(span.len, size) => colour::begin(span.start).as_ptr().cast(),
-        Some(span) => span.start.as_ptr().cast(),
+    // SAFETY: these caches have restartable sequences.
+    match state::caches().and_then(|caches| unsafe { caches.take(size) }) {
+        Some(span) => block(span, size),
         None => malloc_uncached(size),
     }
 }
@@ -72,9 +70,11 @@ extern "C" fn malloc_large(size: usize) -> Pointer {
 #[cold]
 #[inline(never)]
 fn malloc_uncached(size: usize) -> Pointer {
-    let pointer = span(size, 1, false);
-    // SAFETY: any size may be asked for.
-    if pointer.is_null() { from_next(|| unsafe { next::malloc(size) }) } else { pointer }
+    match span(size, 1, false) {
+        Some(span) => block(span, size),
+        // SAFETY: any size may be asked for.
+        None => from_next(|| unsafe { next::malloc(size) }),
+    }
 }
 
 /// Asks the program's own malloc for something large. If that fails, the unused part of the arena may be what is in the way (under
@@ -171,7 +171,7 @@ fn calloc_rare(count: usize, size: usize) -> Pointer {
     let pointer = if thread::spawning() {
         libc_blocks::allocate(total)
     } else if large(total) {
-        span(total, 1, true)
+        span(total, 1, true).map_or(null_mut(), |span| block(span, total))
     } else {
         null_mut()
     };
@@ -191,16 +191,36 @@ pub extern "C" fn calloc(count: usize, size: usize) -> Pointer {
 
 /// Takes back what lies at `offset` in the arena.
 extern "C" fn free_span(pointer: Pointer, offset: usize) {
+    let Some(caches) = state::caches() else { return free_as_it_is(pointer) };
     // What libc has for a helper thread lies in a span that no cache takes.
-    let Some(caches) = state::caches() else { return };
     // SAFETY: the program gives the memory back.
-    if let Err(uncached) = unsafe { caches.put(colour::span_of(offset)) } {
-        free_uncached(pointer, uncached);
+    match unsafe { caches.put(colour::span_of(offset)) } {
+        Ok(()) => {}
+        // A function each: what is to be said to it is not made ready where nobody calls it.
+        Err(Uncached::AsItWas) => free_as_it_is(pointer),
+        Err(Uncached::Retired(span)) => free_retired(pointer, span),
+        Err(Uncached::LookAfter(span)) => look_after(pointer, span),
     }
 }
 
 #[cold]
 #[inline(never)]
+fn free_as_it_is(pointer: Pointer) {
+    free_uncached(pointer, Uncached::AsItWas);
+}
+
+#[cold]
+#[inline(never)]
+fn free_retired(pointer: Pointer, span: Cacheable) {
+    free_uncached(pointer, Uncached::Retired(span));
+}
+
+#[cold]
+#[inline(never)]
+fn look_after(pointer: Pointer, span: Cacheable) {
+    free_uncached(pointer, Uncached::LookAfter(span));
+}
+
 fn free_uncached(pointer: Pointer, uncached: Uncached) {
     let (Some(region), Some(span)) = (state::existing_region(), span_of(pointer)) else { return };
     if libc_blocks::release(pointer) {
@@ -309,10 +329,9 @@ unsafe fn realloc_up(pointer: Pointer, size: usize) -> Pointer {
         if held == 0 || held >= size || large(held) {
             return from_next(|| next::realloc(pointer, size));
         }
-        let new = span(size, 1, false);
-        if new.is_null() {
+        let Some(new) = span(size, 1, false).map(|span| block(span, size)) else {
             return from_next(|| next::realloc(pointer, size));
-        }
+        };
         std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), new.cast(), held);
         next::free(pointer);
         new
@@ -358,7 +377,8 @@ pub unsafe extern "C" fn reallocarray(pointer: Pointer, count: usize, size: usiz
 /// A span for an aligned request; null where it is not ours to serve.
 fn aligned_span(align: usize, size: usize) -> Pointer {
     if large(size) && align.is_power_of_two() && align <= pagecrew::region::MAX_ALIGN {
-        span(size, align, false)
+        // With an alignment of its own it begins where the span does.
+        span(size, align, false).map_or(null_mut(), |span| span.start.as_ptr().cast())
     } else {
         null_mut()
     }

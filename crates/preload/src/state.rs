@@ -19,7 +19,7 @@ pub static THRESHOLD: AtomicUsize = AtomicUsize::new(usize::MAX);
 pub static ARENA_START: AtomicUsize = AtomicUsize::new(0);
 pub static ARENA_LEN: AtomicUsize = AtomicUsize::new(0);
 static REGION: AtomicPtr<Region> = AtomicPtr::new(std::ptr::null_mut());
-/// The region's caches: null before there is one.
+/// The region's caches: null before there is one, and where there are no restartable sequences.
 static CACHES: AtomicPtr<CpuCaches> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Set in a forked child, whose counters become readable with its first large request: most children only call `exec`.
@@ -72,7 +72,7 @@ pub fn existing_region() -> Option<&'static Region> {
     unsafe { REGION.load(Ordering::Acquire).as_ref() }
 }
 
-/// The caches of the region, if there is one already.
+/// The caches of the region, if there is one already and they have restartable sequences.
 #[inline(always)]
 pub fn caches() -> Option<&'static CpuCaches> {
     // SAFETY: the pointer is null or to a part of a leaked box.
@@ -113,7 +113,9 @@ fn make() -> Option<&'static Region> {
     ARENA_START.store(range.start, Ordering::Relaxed);
     ARENA_LEN.store(range.len, Ordering::Relaxed);
     REGION.store(std::ptr::from_ref(region).cast_mut(), Ordering::Release);
-    CACHES.store(std::ptr::from_ref(region.caches()).cast_mut(), Ordering::Release);
+    if region.caches().restartable() {
+        CACHES.store(std::ptr::from_ref(region.caches()).cast_mut(), Ordering::Release);
+    }
     MAKING_STATE.store(MADE, Ordering::Release);
     if FILTERED.load(Ordering::SeqCst) {
         region.stop_transfers();

@@ -70,12 +70,12 @@ fn page_at(offset: usize) -> usize {
     offset.rotate_right(PAGE_SIZE.ilog2())
 }
 
-/// A span that was taken from a cache.
+/// A span that is handed out.
 #[derive(Debug, Clone, Copy)]
 pub struct Taken {
     /// Where it begins.
     pub start: NonNull<u8>,
-    /// Its length in bytes.
+    /// How many bytes of it can be used.
     pub len: usize,
 }
 
@@ -87,15 +87,14 @@ pub enum Uncached {
     /// It is retired, and the cache didn't take it at once.
     Retired(Cacheable),
     /// It is in the cache, and it is time to look at what is retained.
-    LookAfter(usize),
+    LookAfter(Cacheable),
 }
 
-// Which spans a CPU's cache takes: none, every one, or those of the CPU's node.
+// What a CPU's cache takes. Bits: spans, in restartable sequences; only those of the CPU's node; spans, where there are no sequences.
 const NOTHING: u8 = 0;
-const ALL: u8 = 1;
+const FAST: u8 = 1;
 const NEAR: u8 = 2;
-/// As one of these two, where there are no restartable sequences.
-const SLOWLY: u8 = 3;
+const SLOWLY: u8 = 4;
 
 /// The caches of all CPUs, with what has to be known to use them in one place: what nearly every request meets.
 pub struct CpuCaches {
@@ -105,7 +104,7 @@ pub struct CpuCaches {
     map: PageMap,
     /// An offset into the arena shifted right by so much is the number of its node.
     node_shift: u32,
-    /// Which spans that are freed may wait here: one of the constants above.
+    /// What may wait here of what is freed: bits as above.
     takes: AtomicU8,
     /// Whether they never may again.
     closed: AtomicBool,
@@ -155,9 +154,9 @@ impl CpuCaches {
     pub(super) fn set_open(&self, open: bool) {
         let takes = match () {
             () if !open || self.closed.load(Relaxed) => NOTHING,
-            () if !self.stacks.restartable() => SLOWLY,
-            () if self.nodes.is_empty() => ALL,
-            () => NEAR,
+            () if !self.restartable() => SLOWLY,
+            () if self.nodes.is_empty() => FAST,
+            () => FAST | NEAR,
         };
         self.takes.store(takes, Relaxed);
     }
@@ -173,20 +172,24 @@ impl CpuCaches {
         self.zeroes_wanted.store(wanted, Relaxed);
     }
 
-    /// A span for `size` bytes that waits on this CPU, if there is one: no lock, no system call, and `errno` stays as it is. `None` as well
-    /// without restartable sequences, where [`Region::allocate`](super::Region::allocate) may find one.
+    /// Whether there are restartable sequences.
+    pub fn restartable(&self) -> bool {
+        self.stacks.restartable()
+    }
+
+    /// A span for `size` bytes that waits on this CPU, if there is one: no lock, no system call, and `errno` stays as it is.
+    ///
+    /// # Safety
+    /// [`CpuCaches::restartable`] says so; otherwise [`Region::allocate`](super::Region::allocate) may find one.
     #[inline(always)]
-    pub fn take(&self, size: usize) -> Option<Taken> {
-        let (page, line) = self.stacks.pop(classes::class_for(size))?;
+    pub unsafe fn take(&self, size: usize) -> Option<Taken> {
+        // SAFETY: by the function's own contract.
+        let (page, line) = unsafe { self.stacks.pop(classes::class_for(size)) }?;
         self.employ(page, line)
     }
 
-    /// As [`CpuCaches::take`] where there are no restartable sequences; with them, that has said all there is to say.
-    #[cold]
+    /// As [`CpuCaches::take`], with and without restartable sequences.
     pub(super) fn take_slowly(&self, size: usize) -> Option<Taken> {
-        if self.stacks.restartable() {
-            return None;
-        }
         let (page, line) = self.stacks.pop_slowly(classes::class_for(size))?;
         self.employ(page, line)
     }
@@ -195,7 +198,9 @@ impl CpuCaches {
     fn employ(&self, page: u32, line: &Line) -> Option<Taken> {
         let span = self.map.employ(page as usize)?;
         count(&line.counts[TAKEN + span.kind()], span);
-        let start = NonNull::new((self.start + page as usize * PAGE_SIZE) as *mut u8)?;
+        let address = (self.start + page as usize * PAGE_SIZE) as *mut u8;
+        // SAFETY: the arena, in which the page lies, is not at address 0.
+        let start = unsafe { NonNull::new_unchecked(address) };
         Some(Taken { start, len: span.bytes() })
     }
 
@@ -210,14 +215,15 @@ impl CpuCaches {
     pub unsafe fn put(&self, offset: usize) -> Result<(), Uncached> {
         let page = page_at(offset);
         let takes = self.takes.load(Relaxed);
-        if takes != ALL && !(takes == NEAR && self.stacks.cpu().is_some_and(|cpu| self.is_near(page, cpu))) {
+        if takes & FAST == 0 || (takes & NEAR != 0 && !self.stacks.cpu().is_some_and(|cpu| self.is_near(page, cpu))) {
             return Err(Uncached::AsItWas);
         }
         let span = self.map.retire(page).ok_or(Uncached::AsItWas)?;
         if self.goes_back(span) {
             return Err(Uncached::Retired(span));
         }
-        match self.stacks.push(span.class(), page as u32) {
+        // SAFETY: there are restartable sequences, as `FAST` says.
+        match unsafe { self.stacks.push(span.class(), page as u32) } {
             Some(line) => Self::count_put(line, span),
             None => Err(Uncached::Retired(span)),
         }
@@ -262,7 +268,7 @@ impl CpuCaches {
         let put = count(&line.counts[PUT + span.kind()], span);
         let grown = put.wrapping_sub(line.counts[TAKEN + span.kind()].load(Relaxed)).cast_signed();
         if put & TALLY_CALLS != 0 || grown >= (TALLY_PAGES << CALLS) as isize {
-            return Err(Uncached::LookAfter(span.bytes()));
+            return Err(Uncached::LookAfter(span));
         }
         Ok(())
     }
@@ -382,7 +388,9 @@ mod tests {
     }
 
     fn take(caches: &CpuCaches, size: usize) -> Option<usize> {
-        caches.take(size).map(|span| span.start.as_ptr() as usize - START)
+        assert!(caches.restartable());
+        // SAFETY: as was asserted.
+        unsafe { caches.take(size) }.map(|span| span.start.as_ptr() as usize - START)
     }
 
     #[test]
@@ -433,7 +441,8 @@ mod tests {
             let tally = Tally { taken: 1, taken_bytes: small, put: 2, held_change: [0, mebibyte] };
             assert_eq!([caches.tally(cpu), caches.tally(cpu)], [Some(tally), None]);
             span(1 << 20, 4 << 20);
-            assert_eq!(put(caches, START + (1 << 20)), Err(Uncached::LookAfter(4 << 20)), "4 MiB more");
+            let grown = put(caches, START + (1 << 20));
+            assert!(matches!(grown, Err(Uncached::LookAfter(span)) if span.bytes() == 4 << 20), "4 MiB more: {grown:?}");
             assert_eq!(caches.tally(cpu).unwrap().held_change, [4 << 20, 0]);
             caches.note_drained(cpu, 0, 1 << 20);
             assert_eq!(caches.forget_held(cpu), [3 << 20, mebibyte]);
@@ -450,7 +459,8 @@ mod tests {
                 assert_eq!(take(caches, 1 << 20), Some(0));
             }
             let (len, _) = classes::span_for(1 << 20).unwrap();
-            assert_eq!(put(caches, START), Err(Uncached::LookAfter(len)));
+            let due = put(caches, START);
+            assert!(matches!(due, Err(Uncached::LookAfter(span)) if span.bytes() == len), "{due:?}");
         });
     }
 

@@ -62,6 +62,7 @@ use crate::sys::topology::Topology;
 use crate::sys::zero::{self, Use};
 use crate::sys::{Errno, PAGE_SIZE, clock, round_up};
 pub use cache::{CpuCaches, Taken, Uncached};
+pub use page_map::Cacheable;
 use classes::ALIGNED_LEAST;
 use slow_counts::Counts;
 use spans::{Grant, Segment, State, Want};
@@ -201,10 +202,34 @@ impl Region {
     /// See [`AllocateError`].
     #[inline]
     pub fn allocate(&self, size: usize, align: usize) -> Result<NonNull<u8>, AllocateError> {
-        match self.take_cached(size, align) {
-            Some(span) => Ok(Self::pointer(span.start)),
-            None => self.allocate_for(size, align, Want::Any),
+        self.allocate_span(size, align, false).map(|span| span.start)
+    }
+
+    /// As [`Region::allocate`]; the first `size` bytes are zero.
+    ///
+    /// # Errors
+    /// As [`Region::allocate`].
+    pub fn allocate_zeroed(&self, size: usize, align: usize) -> Result<NonNull<u8>, AllocateError> {
+        self.allocate_span(size, align, true).map(|span| span.start)
+    }
+
+    /// As [`Region::allocate`], or [`Region::allocate_zeroed`]. Says how much of the span can be used as well.
+    ///
+    /// # Errors
+    /// As [`Region::allocate`].
+    pub fn allocate_span(&self, size: usize, align: usize, zeroed: bool) -> Result<Taken, AllocateError> {
+        // What is large may have been zeroed ahead, which caches know nothing of.
+        let cacheable = !zeroed || size < zeroing::ZERO_SOON;
+        let Some(span) = cacheable.then(|| self.take_cached(size, align)).flatten() else {
+            return self.allocate_for(size, align, if zeroed { Want::Zeroes } else { Want::Any });
+        };
+        if zeroed {
+            let used = Range { start: span.start.as_ptr() as usize, len: colour::to_be_zeroed(size, span.len) };
+            // SAFETY: the span belongs to this call, and is at least as long.
+            unsafe { zero::zero(used, Use::Soon) };
+            self.core().counters().zeroed_by_caller_bytes.add(used.len as u64);
         }
+        Ok(span)
     }
 
     /// A span for whoever runs the region itself: it is not counted as the program's. `None` where there is none to be had.
@@ -216,35 +241,16 @@ impl Region {
         Some(Self::pointer(zone.range.start + grant.offset))
     }
 
-    /// As [`Region::allocate`]; the first `size` bytes are zero.
-    ///
-    /// # Errors
-    /// As [`Region::allocate`].
-    pub fn allocate_zeroed(&self, size: usize, align: usize) -> Result<NonNull<u8>, AllocateError> {
-        // What is large may have been zeroed ahead, which caches know nothing of.
-        let small = size < zeroing::ZERO_SOON;
-        let Some(span) = small.then(|| self.take_cached(size, align)).flatten() else {
-            return self.allocate_for(size, align, Want::Zeroes);
-        };
-        let used = Range { len: colour::to_be_zeroed(size, span.len), ..span };
-        // SAFETY: the span belongs to this call, and is at least as long.
-        unsafe { zero::zero(used, Use::Soon) };
-        self.core().counters().zeroed_by_caller_bytes.add(used.len as u64);
-        Ok(Self::pointer(span.start))
-    }
-
     /// The caches of spans before the region, for those who want nothing else of it most of the time.
     pub fn caches(&self) -> &CpuCaches {
         &self.core().caches
     }
 
-    fn take_cached(&self, size: usize, align: usize) -> Option<Range> {
+    fn take_cached(&self, size: usize, align: usize) -> Option<Taken> {
         if align > PAGE_SIZE || !align.is_power_of_two() {
             return None;
         }
-        let caches = &self.core().caches;
-        let span = caches.take(size).or_else(|| caches.take_slowly(size))?;
-        Some(Range { start: span.start.as_ptr() as usize, len: span.len })
+        self.core().caches.take_slowly(size)
     }
 
     /// Hands out `size` bytes aligned to `align` without a page behind them: for a layer that keeps books of its own of what it touches.
@@ -261,7 +267,7 @@ impl Region {
         Ok(Self::pointer(zone.range.start + grant.offset))
     }
 
-    fn allocate_for(&self, size: usize, align: usize, want: Want) -> Result<NonNull<u8>, AllocateError> {
+    fn allocate_for(&self, size: usize, align: usize, want: Want) -> Result<Taken, AllocateError> {
         let core = self.core();
         let unsupported = AllocateError::Unsupported { size, align };
         if size == 0 || !align.is_power_of_two() || align > MAX_ALIGN {
@@ -304,7 +310,9 @@ impl Region {
             core.wake(&self.crew, 0);
         }
         self.call_hook(len);
-        Ok(Self::pointer(span.start))
+        // A guard takes its last page.
+        let usable = if core.guards { zone.in_use_at(grant.offset).map_or(len, |span| span.usable()) } else { len };
+        Ok(Taken { start: Self::pointer(span.start), len: usable })
     }
 
     /// Ends the helpers and the watcher for good, waiting for what they are at. For a process that ends with its last thread: the C library
@@ -422,7 +430,8 @@ impl Region {
             Ok(len) => Ok(len),
             // SAFETY: as above.
             Err(Uncached::AsItWas) => unsafe { self.free_span(pointer) },
-            Err(Uncached::LookAfter(len)) => {
+            Err(Uncached::LookAfter(span)) => {
+                let len = span.bytes();
                 core.sum_up_here();
                 core.wake(&self.crew, len);
                 Ok(len)

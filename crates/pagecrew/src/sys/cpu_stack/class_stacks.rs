@@ -162,22 +162,35 @@ impl ClassStacks {
         }
     }
 
-    /// Takes the number that was put last on this CPU's stack of `class`, if there is one. With it comes the CPU's line. `None` as well
-    /// without restartable sequences, where [`ClassStacks::pop_slowly`] may have one.
+    /// # Safety
+    /// There are restartable sequences.
     #[inline(always)]
-    pub fn pop(&self, class: u8) -> Option<(u32, &Line)> {
+    unsafe fn rseq(&self) -> isize {
+        // SAFETY: by the function's own contract.
+        unsafe { self.rseq.unwrap_unchecked() }
+    }
+
+    /// Takes the number that was put last on this CPU's stack of `class`, if there is one. With it comes the CPU's line.
+    ///
+    /// # Safety
+    /// [`ClassStacks::restartable`] says so; [`ClassStacks::pop_slowly`] does it anywhere.
+    #[inline(always)]
+    pub unsafe fn pop(&self, class: u8) -> Option<(u32, &Line)> {
         // SAFETY: the stacks are mapped, and `rseq` is where this process's threads have their registered area.
-        let (number, stack) = unsafe { sequence::pop::<STRIDE_LOG2>(self.stacks(self.rseq?, class)) };
+        let (number, stack) = unsafe { sequence::pop::<STRIDE_LOG2>(self.stacks(self.rseq(), class)) };
         // SAFETY: the sequence named the stack.
         (number != NONE).then(|| (number, unsafe { self.line_of(stack) }))
     }
 
-    /// Puts `number` on this CPU's stack of `class`. Returns the CPU's line if there was room. `None` as well for a stack that is not open
-    /// and without restartable sequences, where [`ClassStacks::push_slowly`] may do it.
+    /// Puts `number` on this CPU's stack of `class`. Returns the CPU's line if there was room. `None` as well for a stack that is not open,
+    /// where [`ClassStacks::push_slowly`] may do it.
+    ///
+    /// # Safety
+    /// As [`ClassStacks::pop`].
     #[inline(always)]
-    pub fn push(&self, class: u8, number: u32) -> Option<&Line> {
+    pub unsafe fn push(&self, class: u8, number: u32) -> Option<&Line> {
         // SAFETY: as in `pop`.
-        let (length, stack) = unsafe { sequence::push::<STRIDE_LOG2>(self.stacks(self.rseq?, class), number) };
+        let (length, stack) = unsafe { sequence::push::<STRIDE_LOG2>(self.stacks(self.rseq(), class), number) };
         // SAFETY: the sequence named the stack.
         (length != 0).then(|| unsafe { self.line_of(stack) })
     }
@@ -185,8 +198,9 @@ impl ClassStacks {
     /// As [`ClassStacks::pop`], with and without restartable sequences.
     #[cold]
     pub fn pop_slowly(&self, class: u8) -> Option<(u32, &Line)> {
-        if self.rseq.is_some() {
-            return self.pop(class);
+        if self.restartable() {
+            // SAFETY: there are sequences.
+            return unsafe { self.pop(class) };
         }
         let (mut number, cpu) = ([NONE], self.here());
         (self.view(cpu, class as usize).pop_held(&mut number) == 1).then(|| (number[0], self.line(cpu)))
@@ -197,8 +211,9 @@ impl ClassStacks {
     pub fn push_slowly(&self, class: u8, number: u32) -> Option<&Line> {
         let cpu = self.here();
         self.open(cpu, class);
-        if self.rseq.is_some() {
-            return self.push(class, number);
+        if self.restartable() {
+            // SAFETY: there are sequences.
+            return unsafe { self.push(class, number) };
         }
         (self.view(cpu, class as usize).push_held(&[number]) == 1).then(|| self.line(cpu))
     }
