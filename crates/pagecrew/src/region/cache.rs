@@ -8,7 +8,7 @@
 //! that the zones don't have drains the caches first; the watcher drains those on which nothing happens.
 
 use super::classes::{self, CLASSES};
-use super::page_map::{self, Cacheable, PageMap};
+use super::page_map::{self, Cacheable, ONE, PageMap};
 use super::zeroing::ZERO_SOON;
 use crate::sys::cpu_stack::{ClassStacks, Line, MOST_CLASSES, NONE};
 use crate::sys::{Errno, PAGE_SIZE};
@@ -27,7 +27,8 @@ pub(super) struct Tally {
 }
 
 // What the line of a CPU holds, each with small pages and with huge pages. Of spans that were taken and put in since the last tally, in the
-// low bits their number, above it their pages, as in the words of the map. Between two tallies, fewer are taken than wait on the stacks and are put in.
+// low bits their number times `ONE`, above it their pages, as in the words of the map. Between two tallies, fewer are taken than wait on the
+// stacks and are put in.
 const TAKEN: usize = 0;
 const PUT: usize = 2;
 /// Bytes on the stacks, about, as of the last tally.
@@ -38,12 +39,16 @@ const CALLS: u32 = page_map::PAGES;
 const TALLY_CALLS: usize = 256;
 /// And pages by which what the stacks hold grows: 4 MiB.
 const TALLY_PAGES: usize = (4 << 20) / PAGE_SIZE;
+/// Of spans with fewer pages than these, one in so many is looked at whether it is time: together they are as long.
+const CLOSELY_CALLS: usize = 8;
+const CLOSELY_PAGES: usize = TALLY_PAGES / CLOSELY_CALLS;
+const _: () = assert!(CLOSELY_CALLS.is_power_of_two() && TALLY_CALLS.is_multiple_of(CLOSELY_CALLS));
 
 /// And pages that were taken or put in, from which on the slow path adds them first: 2 MiB.
 const BEHIND_PAGES: usize = (2 << 20) / PAGE_SIZE;
 
 fn calls(counted: usize) -> usize {
-    counted & ((1 << CALLS) - 1)
+    (counted & ((1 << CALLS) - 1)) / ONE
 }
 
 /// Class 0 is that of spans that no cache takes.
@@ -59,7 +64,7 @@ static SLOTS: [u8; MOST_CLASSES] = {
 
 #[inline(always)]
 fn count(counter: &AtomicUsize, span: Cacheable) -> usize {
-    let value = counter.load(Relaxed).wrapping_add(span.pages_above() + 1);
+    let value = counter.load(Relaxed).wrapping_add(span.counted());
     counter.store(value, Relaxed);
     value
 }
@@ -185,23 +190,24 @@ impl CpuCaches {
     pub unsafe fn take(&self, size: usize) -> Option<Taken> {
         // SAFETY: by the function's own contract.
         let (page, line) = unsafe { self.stacks.pop(classes::class_for(size)) }?;
-        self.employ(page, line)
+        Some(self.employ(page, line))
     }
 
     /// As [`CpuCaches::take`], with and without restartable sequences.
     pub(super) fn take_slowly(&self, size: usize) -> Option<Taken> {
         let (page, line) = self.stacks.pop_slowly(classes::class_for(size))?;
-        self.employ(page, line)
+        Some(self.employ(page, line))
     }
 
     #[inline(always)]
-    fn employ(&self, page: u32, line: &Line) -> Option<Taken> {
-        let span = self.map.employ(page as usize)?;
+    fn employ(&self, page: u32, line: &Line) -> Taken {
+        // SAFETY: a span begins there that waited in this cache, so the page is one of the map's.
+        let span = unsafe { self.map.employ(page as usize) };
         count(&line.counts[TAKEN + span.kind()], span);
         let address = (self.start + page as usize * PAGE_SIZE) as *mut u8;
         // SAFETY: the arena, in which the page lies, is not at address 0.
         let start = unsafe { NonNull::new_unchecked(address) };
-        Some(Taken { start, len: span.bytes() })
+        Taken { start, len: span.bytes() }
     }
 
     /// Takes the span at `offset` in the arena back into the cache of this CPU: no lock, no system call, and `errno` stays as it is.
@@ -215,7 +221,9 @@ impl CpuCaches {
     pub unsafe fn put(&self, offset: usize) -> Result<(), Uncached> {
         let page = page_at(offset);
         let takes = self.takes.load(Relaxed);
-        if takes & FAST == 0 || (takes & NEAR != 0 && !self.stacks.cpu().is_some_and(|cpu| self.is_near(page, cpu))) {
+        // What is set beside `FAST`, or is missing.
+        let beside = takes ^ FAST;
+        if beside != 0 && (beside != NEAR || !self.stacks.cpu().is_some_and(|cpu| self.is_near(page, cpu))) {
             return Err(Uncached::AsItWas);
         }
         let span = self.map.retire(page).ok_or(Uncached::AsItWas)?;
@@ -266,9 +274,11 @@ impl CpuCaches {
     #[inline(always)]
     fn count_put(line: &Line, span: Cacheable) -> Result<(), Uncached> {
         let put = count(&line.counts[PUT + span.kind()], span);
-        let grown = put.wrapping_sub(line.counts[TAKEN + span.kind()].load(Relaxed)).cast_signed();
-        if put & TALLY_CALLS != 0 || grown >= (TALLY_PAGES << CALLS) as isize {
-            return Err(Uncached::LookAfter(span));
+        if span.pages() >= CLOSELY_PAGES || put & (CLOSELY_CALLS - 1) * ONE == 0 {
+            let grown = put.wrapping_sub(line.counts[TAKEN + span.kind()].load(Relaxed)).cast_signed();
+            if put & TALLY_CALLS * ONE != 0 || grown >= (TALLY_PAGES << CALLS) as isize {
+                return Err(Uncached::LookAfter(span));
+            }
         }
         Ok(())
     }
@@ -442,7 +452,10 @@ mod tests {
             assert_eq!([caches.tally(cpu), caches.tally(cpu)], [Some(tally), None]);
             span(1 << 20, 4 << 20);
             let grown = put(caches, START + (1 << 20));
-            assert!(matches!(grown, Err(Uncached::LookAfter(span)) if span.bytes() == 4 << 20), "4 MiB more: {grown:?}");
+            assert!(
+                matches!(grown, Err(Uncached::LookAfter(span)) if span.bytes() == 4 << 20),
+                "4 MiB more: {grown:?}"
+            );
             assert_eq!(caches.tally(cpu).unwrap().held_change, [4 << 20, 0]);
             caches.note_drained(cpu, 0, 1 << 20);
             assert_eq!(caches.forget_held(cpu), [3 << 20, mebibyte]);

@@ -448,7 +448,10 @@ impl Core {
     /// Whether a span of `len` bytes should come from memory with huge pages.
     pub fn wants_huge_pages(&self, len: usize) -> bool {
         let keeps = len >= ALIGNED_LEAST || self.options.retain != Some(0);
-        self.options.huge_pages && keeps && !self.cramped() && self.density.wants_huge_pages(len, self.in_use(), |span| self.first_use(span))
+        self.options.huge_pages
+            && keeps
+            && !self.cramped()
+            && self.density.wants_huge_pages(len, self.in_use(), |span| self.first_use(span))
     }
 
     /// Whether a span that was address space when it was handed out lies in memory with huge pages; `None` if its first user has it no more.

@@ -44,6 +44,9 @@ const HUGE: u64 = 1 << 17;
 const TAG: u32 = 8;
 /// Above it, its pages.
 pub(super) const PAGES: u32 = 20;
+/// A bit that is set in each word of a span in use or cached that has a class, among those below [`PAGES`].
+pub(super) const ONE: usize = (IN_USE & CACHED) as usize;
+const _: () = assert!(ONE.is_power_of_two());
 
 fn encode(segment: &Segment) -> u64 {
     let (state, tag) = match segment.state {
@@ -106,10 +109,10 @@ impl Cacheable {
         (self.0 >> PAGES) as usize
     }
 
-    /// Its pages, where the map's words have them.
+    /// What is added up to count such spans: [`ONE`], and above it their pages where the map's words have them.
     #[inline(always)]
-    pub fn pages_above(self) -> usize {
-        self.0 as usize & !((1 << PAGES) - 1)
+    pub(super) fn counted(self) -> usize {
+        self.0 as usize & (!((1 << PAGES) - 1) | ONE)
     }
 
     /// Whether it lies in a zone with huge pages: 1, or 0.
@@ -189,14 +192,18 @@ impl PageMap {
         word.fetch_update(Release, Relaxed, retire).is_ok()
     }
 
-    /// The span at page `page`, which was taken from a cache, is in use again. `None` if there is no such page.
+    /// The span at page `page`, which was taken from a cache, is in use again.
+    ///
+    /// # Safety
+    /// There is such a page.
     #[inline(always)]
-    pub fn employ(&self, page: usize) -> Option<Cacheable> {
-        let word = self.words.get(page)?;
+    pub unsafe fn employ(&self, page: usize) -> Cacheable {
+        // SAFETY: by the function's own contract.
+        let word = unsafe { self.words.get(page).unwrap_unchecked() };
         let found = word.load(Acquire);
         debug_assert_eq!(found & 0xff, CACHED);
         word.store(found ^ (IN_USE ^ CACHED), Release);
-        Some(Cacheable(found))
+        Cacheable(found)
     }
 
     /// Gives the memory back that says that nothing lies in pages `[from, to)`.
@@ -257,7 +264,8 @@ mod tests {
         map.set(1, &plain);
         assert_eq!(map.retire(1).map(|span| (span.class(), span.bytes())), Some((3, 1 << 16)));
         assert_eq!((map.retire(1), map.retire(0)), (None, None), "freed twice, and never handed out");
-        assert_eq!((map.employ(1).map(Cacheable::bytes), map.get(1)), (Some(1 << 16), Some(plain)));
+        // SAFETY: there is a page 1.
+        assert_eq!((unsafe { map.employ(1) }.bytes(), map.get(1)), (1 << 16, Some(plain)));
         map.mark_altered(1);
         assert_eq!(map.retire(1), None);
         map.set(2, &Segment { class: 0, ..plain });
