@@ -20,6 +20,9 @@ if ! command -v cargo-mutants >/dev/null; then
     fi
 fi
 
+# What helps tests is not tried.
+readonly OUTSIDE="--exclude-re=(tests|model)::"
+
 list=no
 if [ "${1:-}" = --list ]; then
     list=yes
@@ -36,14 +39,14 @@ for file in "${files[@]}"; do
     fi
 done
 if [ "$list" = yes ]; then
-    exec cargo mutants --package pagecrew "${files[@]/#/--file=}" --list
+    exec cargo mutants --package pagecrew "${files[@]/#/--file=}" "$OUTSIDE" --list
 fi
 
 # Tries the changes of a file with the tests whose names begin so, with more options of cargo-mutants.
 try() {
     local file=$1 tests=$2 status=0
     shift 2
-    cargo mutants --package pagecrew --file "$file" --output "$output" --timeout-multiplier 4 --minimum-test-timeout 10 --colors never \
+    cargo mutants --package pagecrew --file "$file" "$OUTSIDE" --output "$output" --timeout-multiplier 4 --minimum-test-timeout 10 --colors never \
         --no-times "$@" -- --lib "$tests" || status=$?
     # 2: some survived; 3: some ran into the time limit, which notices them.
     case $status in

@@ -376,7 +376,52 @@ mod tests {
                     && all.iter().all(|window| window.start >= span.start && window.end() <= span.end())
             );
             assert!(len <= 2 << 20 || all.windows(2).all(|pair| pair[0].start < pair[1].start));
+            let last = all.last().unwrap();
+            assert!(span.end() - last.end() < WINDOWS * PAGE_SIZE, "the last one is at the end");
         }
+    }
+
+    #[test]
+    fn three_quarters_are_dense_and_a_half_is_thin() {
+        let verdict = |pages, of| Touched { pages, of }.verdict();
+        assert_eq!([(0, 0), (2, 3), (3, 5), (51, 100), (74, 100)].map(|(pages, of)| verdict(pages, of)), [None; 5]);
+        assert_eq!([(3, 4), (4, 4)].map(|(pages, of)| verdict(pages, of)), [Some(DENSE); 2]);
+        assert_eq!([(0, 4), (1, 3), (2, 4)].map(|(pages, of)| verdict(pages, of)), [Some(THIN); 3]);
+        let density = Density::new();
+        density.note(4 << 20, Touched { pages: 3, of: 4 });
+        density.note(16 << 20, Touched { pages: 1, of: 4 });
+        assert_eq!([4, 8, 16].map(|mebibytes| density.is_dense(mebibytes << 20)), [true, false, false]);
+    }
+
+    #[test]
+    fn every_fourth_span_is_the_next_to_be_looked_at() {
+        let density = Density::new();
+        let at = |start: usize| Range { start, len: 1 << 20 };
+        let seen = (1..=8).map(|start| {
+            density.handed_out(at(start), nobody);
+            density.kinds[kind_of(1 << 20)].seen()
+        });
+        assert_eq!(seen.collect::<Vec<_>>(), [1, 1, 1, 4, 4, 4, 4, 8].map(at));
+    }
+
+    #[test]
+    fn the_share_of_memory_that_has_pages_follows_what_is_seen() {
+        let density = Density::new();
+        assert_eq!(density.share_of(12345), 12345, "nothing is known");
+        let (quarter, none) = (span(8 << 20, false), span(4 << 20, false));
+        touch(Range { len: 2 << 20, ..quarter }, PAGE_SIZE);
+        density.look_at_zones([quarter, none].into_iter());
+        // 512 of 3072 pages are 170 of 1024 parts.
+        assert_eq!(density.share.load(Relaxed), (3 * 1024 + 170) / 4, "one that uses less is believed by and by");
+        density.share.store(256, Relaxed);
+        assert_eq!(density.share_of(4 << 20), 1 << 20);
+        density.look_at_zones([quarter].into_iter());
+        assert_eq!(density.share.load(Relaxed), 256);
+        touch(quarter, PAGE_SIZE);
+        density.look_at_zones([quarter, none].into_iter());
+        assert_eq!(density.share.load(Relaxed), 682, "one that uses more is believed at once");
+        density.look_at_zones(std::iter::empty());
+        assert_eq!(density.share.load(Relaxed), 682);
     }
 
     #[test]
