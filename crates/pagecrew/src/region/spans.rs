@@ -1294,8 +1294,15 @@ impl SpanMap {
         assert_eq!((at, sum), (self.top, self.bytes));
         assert_eq!(sum.total() + given_up, self.len as u64);
         assert_eq!(listed, self.available.iter().map(|bins| bins.from(&self.links, 1).count()).sum::<usize>());
-        assert_eq!((self.used, self.retained, self.discarding), (used, retained, discarding));
-        assert_eq!(self.moved, self.segments().filter(|(_, segment)| segment.marks.moved).count());
+        assert_eq!((self.used(), self.retained(), self.discarding()), (used, retained, discarding));
+        assert_eq!(self.moved(), self.segments().filter(|(_, segment)| segment.marks.moved).count());
+        let of = |states: fn(State) -> bool| self.segments().filter(move |(_, segment)| states(segment.state));
+        let backed = |state| matches!(state, State::Dirty | State::Zeroed | State::Zeroing(_) | State::Discarding);
+        assert!(of(backed).eq(self.backed()) && self.next_backed(0) == of(backed).next());
+        assert!(of(|state| matches!(state, State::InUse | State::Cached)).eq(self.handed_out()));
+        let rest = Segment::free(self.len - self.top, State::Reserved, Marks::default());
+        assert_eq!(self.segment_of(self.top), (rest.len > 0).then_some((self.top, rest)));
+        assert_eq!(self.segment_of(self.len), None);
     }
 }
 
@@ -1490,6 +1497,48 @@ mod tests {
     }
 
     #[test]
+    fn zero_pages_of_a_whole_granule_stay_zero() {
+        let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
+        let [zero, behind, _wall] = [8, 8, 8].map(|pages| allocate(&mut map, pages, Want::Any).offset);
+        map.release(zero);
+        assert_eq!(map.begin_zeroing(usize::MAX, G, 3, all), Some((zero, 8 * G)));
+        assert!(map.finish_zeroing(zero, 3, true));
+        map.release(behind);
+        map.check();
+        assert_eq!((map.bytes().retained_zeroed, map.bytes().retained_dirty), (8 * G as u64, 8 * G as u64));
+    }
+
+    #[test]
+    fn marks_of_joined_segments_are_those_of_both() {
+        let none = Marks::default();
+        let (moved, altered) = (Marks { moved: true, ..none }, Marks { altered: true, ..none });
+        assert_eq!([none.join(moved), moved.join(none), moved.join(moved)], [moved; 3]);
+        assert_eq!([none.join(altered), altered.join(none), altered.join(altered)], [altered; 3]);
+        assert_eq!(moved.join(altered), Marks { moved: true, altered: true, ..none });
+        assert_eq!(Marks { guarded: true, fresh: true, wiped: true, ..altered }.lasting(), altered);
+        assert_eq!([none, moved, altered].map(Marks::remap), [false, true, true]);
+    }
+
+    #[test]
+    fn a_guard_takes_a_page_of_its_span() {
+        let span = |guarded| Segment {
+            len: 4 * G,
+            state: State::InUse,
+            marks: Marks { guarded, ..Marks::default() },
+            class: 0,
+        };
+        assert_eq!([false, true].map(|guarded| span(guarded).usable()), [4 * G, 3 * G]);
+    }
+
+    #[test]
+    fn the_map_says_where_its_zone_ends_and_where_it_lies_itself() {
+        let map = map();
+        assert_eq!((map.end(), map.top()), (64 * G, 0));
+        let own: Vec<Range> = map.own_memory().collect();
+        assert!(own.contains(&map.map.range()) && own.contains(&map.links.range()) && own.len() > 2);
+    }
+
+    #[test]
     fn an_altered_span_goes_back_whole() {
         let mut map = map();
         let span = allocate(&mut map, 8, Want::Any);
@@ -1600,6 +1649,8 @@ mod tests {
         Grow(usize, usize),
         Shrink(usize, usize),
         Alter(usize),
+        /// Its pages come from elsewhere.
+        Move(usize),
         BeginZeroing(usize),
         FinishZeroing(bool),
         BeginDiscard(usize),
@@ -1617,6 +1668,7 @@ mod tests {
             1 => (any::<usize>(), 1usize..20).prop_map(|(which, more)| Step::Grow(which, more)),
             1 => (any::<usize>(), 1usize..20).prop_map(|(which, pages)| Step::Shrink(which, pages)),
             1 => any::<usize>().prop_map(Step::Alter),
+            1 => any::<usize>().prop_map(Step::Move),
             2 => (1usize..20).prop_map(Step::BeginZeroing),
             2 => any::<bool>().prop_map(Step::FinishZeroing),
             2 => (1usize..20).prop_map(Step::BeginDiscard),
@@ -1747,6 +1799,12 @@ mod tests {
                     Step::Alter(which) if !spans.is_empty() => {
                         let (start, len) = spans[which % spans.len()];
                         map.mark_altered((start + which % len) * G);
+                        prop_assert!(words.retire(start).is_none());
+                    }
+                    Step::Move(which) if !spans.is_empty() => {
+                        let (start, _) = spans[which % spans.len()];
+                        let marks = map.in_use_at(start * G).unwrap().marks;
+                        map.mark(start * G, Marks { moved: true, ..marks });
                         prop_assert!(words.retire(start).is_none());
                     }
                     Step::BeginZeroing(most) if zeroing.is_none() => {
