@@ -159,4 +159,64 @@ mod tests {
         }
         assert_eq!(churn.extra(), 0);
     }
+
+    #[test]
+    fn room_is_granted_in_halves_where_a_window_has_too_much() {
+        let churn = Churn::default();
+        (0..10).for_each(|_| give_and_touch(&churn, M, 96 * M, 100 * MS));
+        give_and_touch(&churn, HIGH - 10 * M, 96 * M, 100 * MS + WINDOW_NS);
+        assert_eq!(churn.extra(), 0, "just not too much in just one window");
+        give_and_touch(&churn, 1, 96 * M, 100 * MS + WINDOW_NS);
+        assert_eq!(churn.extra(), 6 * M);
+        (0..10).for_each(|_| give_and_touch(&churn, M, 96 * M, 110 * MS));
+        assert_eq!(churn.extra(), 6 * M, "it begins anew");
+        give_and_touch(&churn, M, 96 * M, 100 * MS + WINDOW_NS + 1);
+        assert_eq!(churn.extra(), 6 * M, "in the next window");
+        (0..4).for_each(|_| give_and_touch(&churn, 100 * M, 96 * M, 100 * MS + WINDOW_NS + 2));
+        assert_eq!(churn.extra(), 12 * M);
+        (0..40).for_each(|_| give_and_touch(&churn, M, 96 * M, 100 * MS + WINDOW_NS + 3));
+        assert_eq!(churn.extra(), 12 * M, "there is no more");
+        churn.after_fork();
+        assert_eq!(churn.extra(), 0);
+    }
+
+    #[test]
+    fn what_is_touched_again_counts_once() {
+        let churn = Churn::default();
+        churn.gave_back(10 * M);
+        (0..20).for_each(|_| churn.touches(M, 96 * M, || 100 * MS));
+        assert_eq!(churn.extra(), 0);
+        churn.gave_back(10 * M);
+        churn.look(96 * M, 200 * MS);
+        churn.gave_back(10 * M);
+        churn.look(96 * M, 200 * MS + WINDOW_NS);
+        (0..20).for_each(|_| churn.touches(M, 96 * M, || 300 * MS));
+        assert_eq!(churn.extra(), 0, "what went back before the watcher's look is forgotten");
+    }
+
+    #[test]
+    fn room_fades_in_a_hundred_and_twenty_eight_windows_where_little_comes_back() {
+        let granted = || {
+            let churn = Churn::default();
+            churn.look(128 * M, 100 * MS);
+            churn.extra.store(16 * M, Relaxed);
+            churn
+        };
+        let left = |touched: usize, elapsed: u64| {
+            let churn = granted();
+            churn.seen.store(touched, Relaxed);
+            churn.look(128 * M, 100 * MS + elapsed);
+            churn.extra()
+        };
+        let step = 16 * M / 128;
+        assert_eq!(left(0, WINDOW_NS - 1), 16 * M);
+        assert_eq!(left(0, WINDOW_NS), 16 * M - step);
+        assert_eq!(left(0, 100 * WINDOW_NS), 16 * M - 100 * step);
+        assert_eq!([left(0, 128 * WINDOW_NS), left(0, 1000 * WINDOW_NS)], [0, 0]);
+        let enough = HIGH / LOW_SHARE;
+        assert_eq!(left(enough, WINDOW_NS), 16 * M);
+        assert_eq!(left(enough - 1, WINDOW_NS), 16 * M - step);
+        assert_eq!(left(2 * enough, 2 * WINDOW_NS), 16 * M);
+        assert_eq!(left(2 * enough - 2, 2 * WINDOW_NS), 16 * M - 2 * step);
+    }
 }

@@ -80,6 +80,23 @@ mod tests {
     }
 
     #[test]
+    fn spans_of_medium_length_have_a_page_more() {
+        let len = |size| classes::span_for(size).unwrap().0;
+        let (least, most) = (192 << 10, 1 << 20);
+        assert_eq!([least - PAGE_SIZE, least, most].map(len), [least - PAGE_SIZE, least + PAGE_SIZE, most + PAGE_SIZE]);
+        assert!(len(most + 1).is_multiple_of(64 << 10), "a longer one has none");
+    }
+
+    #[test]
+    fn what_a_block_may_lie_in_is_zeroed_and_no_more() {
+        const MOST: usize = 1 << 30;
+        assert_eq!([1, PAGE_SIZE].map(|size| to_be_zeroed(size, MOST)), [PAGE_SIZE, 2 * PAGE_SIZE]);
+        assert_eq!(to_be_zeroed(10 * PAGE_SIZE + 64, MOST), 11 * PAGE_SIZE);
+        assert_eq!(to_be_zeroed(10 * PAGE_SIZE + 65, MOST), 12 * PAGE_SIZE);
+        assert_eq!(to_be_zeroed(10 * PAGE_SIZE, 10 * PAGE_SIZE), 10 * PAGE_SIZE);
+    }
+
+    #[test]
     fn what_is_no_block_s_address_leads_to_no_span() {
         for inside in [1, 8, 16, 63, PAGE_SIZE + 8] {
             assert!(!span_of((1 << 40) + inside).is_multiple_of(PAGE_SIZE));

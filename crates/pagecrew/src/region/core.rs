@@ -63,6 +63,12 @@ pub(super) struct Zone {
     parked: Box<[AtomicUsize]>,
 }
 
+/// Wishes for pages of `node`: whoever touches memory first, a helper as well, it is for threads of that node.
+fn wish_for(node: usize, range: Range) {
+    // Where it is refused, the kernel's own policy is the same as long as threads stay on their node.
+    let _ = memory::prefer_node(range, node);
+}
+
 /// What is said of a zone when it is made.
 struct Kind {
     node: usize,
@@ -312,8 +318,7 @@ impl Core {
                 let advice = Some(huge && options.huge_pages);
                 arena::advise_huge_pages(range, advice);
                 if nodes > 1 {
-                    // A wish; the kernel's own policy is the same where threads stay on their node.
-                    let _ = memory::prefer_node(range, node);
+                    wish_for(node, range);
                 }
                 stats.zones[zones.len()]
                     .publish(crate::stats::ZoneBytes { reserved: range.len as u64, ..Default::default() });
@@ -858,6 +863,9 @@ impl Core {
     unsafe fn renew(&self, zone: &Zone, range: Range) -> Result<(), Errno> {
         // SAFETY: by the function's own contract.
         unsafe { self.arena.renew(range, zone.advice)? };
+        if self.zones.last().is_some_and(|last| last.node > 0) {
+            wish_for(zone.node, range);
+        }
         if zone.huge {
             self.transfers.adopt(range);
         }
