@@ -139,4 +139,19 @@ mod tests {
         assert_eq!(watch.helpers(), usize::MAX);
         assert_eq!(watch.due_ns.load(Ordering::Relaxed), 5 + LOOK_FOR_NS);
     }
+
+    #[test]
+    fn one_at_a_time_looks_and_only_when_it_is_due() {
+        let watch = QuotaWatch::new();
+        let due = || watch.due_ns.load(Ordering::Relaxed);
+        watch.looking.store(true, Ordering::Relaxed);
+        watch.helpers.store(3, Ordering::Relaxed);
+        assert_eq!((watch.look(), due()), (3, 0), "somebody is looking");
+        watch.reset();
+        watch.look();
+        let next = due();
+        assert!(next > clock::now_ns() && !watch.looking.load(Ordering::Relaxed));
+        watch.helpers.store(3, Ordering::Relaxed);
+        assert_eq!((watch.look(), due()), (3, next), "it is not due");
+    }
 }
