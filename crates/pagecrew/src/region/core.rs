@@ -511,8 +511,8 @@ impl Core {
         // Memory that is known to be zero can't be had that way.
         let may_transfer = huge && want == Want::Any && self.lacks_room_for(len) && self.can_transfer();
         let request = Request { transfer: if may_transfer { TRANSFER_MOST } else { 0 }, ..request(true) };
-        let everywhere = (0..topology.nodes()).flat_map(|node| (0..lanes).map(move |step| (node, step)));
-        everywhere.into_iter().find_map(|(node, step)| {
+        let mut everywhere = (0..topology.nodes()).flat_map(|node| (0..lanes).map(move |step| (node, step)));
+        everywhere.find_map(|(node, step)| {
             let zone = zone((own + node) % topology.nodes(), step, huge);
             self.allocate_in(zone, &request, grant).then_some(zone)
         })

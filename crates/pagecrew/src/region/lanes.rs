@@ -152,4 +152,47 @@ mod tests {
         }
         assert_eq!(lanes.of(99), 0, "a CPU that came later");
     }
+
+    #[test]
+    fn a_cpu_takes_the_next_lane_after_so_many_waits_each_time_later() {
+        let lanes = Lanes::new(4, 8);
+        assert_eq!(lanes.count(), 4);
+        let locked = |times: usize| {
+            (0..times).for_each(|_| lanes.found_locked(5));
+            lanes.of(5)
+        };
+        assert_eq!([locked(64), locked(1)], [0, 1]);
+        assert_eq!([locked(512), locked(1)], [1, 3]);
+        assert_eq!([locked(4096), locked(1)], [3, 1]);
+        lanes.cpus[5].moves.store(MOVES_MOST, Relaxed);
+        let last = lanes.of(5);
+        lanes.cpus[5].score.store(Lanes::most(MOVES_MOST), Relaxed);
+        assert_eq!(locked(2), last, "it stays where it is");
+        assert_eq!(lanes.cpus[5].score.load(Relaxed), Lanes::most(MOVES_MOST));
+        assert_eq!([0, 1, 7, 8].map(|cpu| lanes.of(cpu)), [0; 4], "the others are where they were");
+    }
+
+    #[test]
+    fn an_open_lock_takes_a_quarter_of_a_wait_back() {
+        let lanes = Lanes::new(4, 8);
+        lanes.found_open(5);
+        (0..64).for_each(|_| lanes.found_locked(5));
+        (0..4).for_each(|_| lanes.found_open(5));
+        lanes.found_locked(5);
+        assert_eq!(lanes.of(5), 0);
+        lanes.found_locked(5);
+        assert_eq!(lanes.of(5), 1);
+        // Of CPUs that nobody knew of.
+        lanes.found_open(8);
+        lanes.found_locked(8);
+    }
+
+    #[test]
+    fn where_there_is_one_lane_nobody_moves() {
+        let lanes = Lanes::new(1, 8);
+        (0..1000).for_each(|_| lanes.found_locked(3));
+        assert_eq!((lanes.of(3), lanes.cpus[3].moves.load(Relaxed)), (0, 0));
+        let counts = [(0, 8), (1, 8), (3, 8), (12, 8), (12, 6), (12, 0)].map(|(cpus, most)| count(cpus, most));
+        assert_eq!(counts, [1, 1, 2, 8, 4, 1]);
+    }
 }

@@ -1531,6 +1531,21 @@ mod tests {
     }
 
     #[test]
+    fn pieces_are_compared_and_shown_as_far_as_there_are_some() {
+        let pieces = |list: &[Piece]| {
+            let mut pieces = Pieces::new();
+            list.iter().for_each(|&piece| pieces.push(piece));
+            pieces
+        };
+        let [first, second] = [piece(0, 2, State::Dirty), piece(2, 1, State::Reserved)];
+        assert_eq!(pieces(&[first, second]), pieces(&[first, second]));
+        assert_ne!(pieces(&[first, second]), pieces(&[first]));
+        assert_ne!(pieces(&[first]), pieces(&[second]));
+        assert_eq!(format!("{:?}", pieces(&[first, second])), format!("{:?}", [first, second]));
+        assert_eq!(pieces(&[first, second]).backed(), 2 * G, "what is reserved has no pages");
+    }
+
+    #[test]
     fn the_map_says_where_its_zone_ends_and_where_it_lies_itself() {
         let map = map();
         assert_eq!((map.end(), map.top()), (64 * G, 0));
