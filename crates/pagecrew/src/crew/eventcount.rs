@@ -110,6 +110,41 @@ mod tests {
     }
 
     #[test]
+    fn a_listener_sleeps_until_it_is_notified_or_its_time_is_over() {
+        let events = EventCount::new();
+        let begin = Instant::now();
+        events.wait(events.prepare(), Duration::from_millis(50));
+        assert!(begin.elapsed() >= Duration::from_millis(50));
+        let asleep = || events.asleep.load(Ordering::SeqCst);
+        assert_eq!(asleep(), 0);
+        std::thread::scope(|scope| {
+            let begin = Instant::now();
+            events.join();
+            let listener = scope.spawn(|| events.wait(events.prepare(), Duration::from_secs(120)));
+            while asleep() == 0 {
+                std::thread::yield_now();
+            }
+            // It may have been counted and not be in the kernel yet: then it doesn't fall asleep.
+            assert_eq!(events.notify(1), 1);
+            listener.join().unwrap();
+            assert!(begin.elapsed() < Duration::from_secs(60));
+        });
+        assert_eq!((asleep(), events.listeners()), (0, 1));
+    }
+
+    #[test]
+    fn a_thread_that_did_not_start_does_not_listen_nor_does_a_child_s_parent() {
+        let events = EventCount::new();
+        events.join();
+        events.join();
+        events.unjoin();
+        assert_eq!(events.listeners(), 1);
+        events.asleep.store(1, Ordering::SeqCst);
+        events.reset();
+        assert_eq!((events.listeners(), events.asleep.load(Ordering::SeqCst)), (0, 0));
+    }
+
+    #[test]
     fn the_count_of_notifications_never_spills_into_that_of_listeners() {
         let events = EventCount::new();
         events.join();

@@ -1545,6 +1545,144 @@ mod tests {
         assert_eq!(pieces(&[first, second]).backed(), 2 * G, "what is reserved has no pages");
     }
 
+    /// Adds `count` free pages, each a segment of its own: zeroed and dirty ones take turns.
+    fn add_pieces(map: &mut SpanMap, count: usize) {
+        let spans: Vec<usize> = (0..count).map(|_| allocate(map, 1, Want::Any).offset).collect();
+        for &zeroed in spans.iter().step_by(2) {
+            map.release(zeroed);
+            assert_eq!(map.begin_zeroing(G, G, 0, all), Some((zeroed, G)));
+            assert!(map.finish_zeroing(zeroed, 0, true));
+        }
+        spans.iter().skip(1).step_by(2).for_each(|&dirty| assert_eq!(map.release(dirty), None));
+        map.check();
+        assert_eq!(map.segments().filter(|(_, segment)| segment.len == G).count(), map.segments().count());
+    }
+
+    /// A map of which the first pages are such.
+    fn piecewise(count: usize) -> SpanMap {
+        let mut map = SpanMap::new(256 * G, G).unwrap();
+        add_pieces(&mut map, count);
+        map
+    }
+
+    #[test]
+    fn a_span_is_put_together_from_a_dozen_segments_at_most() {
+        let retained_only = |pages| Request { fresh: false, ..request(pages, Want::Any) };
+        assert_eq!(piecewise(20).allocate(&retained_only(12)).unwrap().pieces.len(), 12);
+        assert_eq!(piecewise(20).allocate(&retained_only(13)), None);
+        assert_eq!(piecewise(11).allocate(&retained_only(12)), None, "there are only eleven");
+        // The same where a span grows.
+        let grown = |pages: usize| {
+            let mut map = SpanMap::new(256 * G, G).unwrap();
+            allocate(&mut map, 1, Want::Any);
+            add_pieces(&mut map, 20);
+            map.grow(0, (1 + pages) * G, 0, true).map(|pieces| pieces.len())
+        };
+        assert_eq!([grown(11), grown(12), grown(13)], [Some(11), Some(12), None]);
+    }
+
+    #[test]
+    fn a_span_in_address_space_begins_with_the_rests_before_it() {
+        // They are too short to be looked for.
+        let place = |pieces: usize, align: usize| {
+            let mut map = piecewise(pieces);
+            let grant = map.allocate(&Request { align: align * G, ..request(32, Want::Any) }).unwrap();
+            map.check();
+            (grant.offset / G, grant.pieces.len())
+        };
+        assert_eq!(place(1, 1), (0, 2));
+        assert_eq!(place(3, 1), (0, 4));
+        assert_eq!(place(8, 1), (2, 7), "six of them");
+        assert_eq!(place(3, 4), (4, 1), "not where the alignment is missing");
+    }
+
+    #[test]
+    fn the_shortest_segment_is_taken_whatever_came_first() {
+        for order in [[34, 35, 50], [35, 34, 50], [50, 35, 34]] {
+            let mut map = SpanMap::new(256 * G, G).unwrap();
+            let spans = order.map(|pages| {
+                let span = allocate(&mut map, pages, Want::Any);
+                allocate(&mut map, 1, Want::Any);
+                span
+            });
+            spans.iter().for_each(|span| assert_eq!(map.release(span.offset), None));
+            let shortest = spans.iter().find(|span| span.len == 34 * G).unwrap();
+            assert_eq!(allocate(&mut map, 33, Want::Any).offset, shortest.offset);
+        }
+    }
+
+    #[test]
+    fn spans_have_the_length_and_the_class_of_their_zone() {
+        let (small, huge) = (map(), SpanMap::new(64 * G, 8 * G).unwrap());
+        assert_eq!([small.len_here(70 * G, 0), huge.len_here(70 * G, 0), huge.len_here(70 * G, 5)], [70 * G; 3]);
+        let lengths = [16 * G, COLOURED_LEAST - G, COLOURED_LEAST, SPREAD_LEAST - G, SPREAD_LEAST, 2 * SPREAD_LEAST];
+        let more = lengths.map(|len| small.len_here(len, 5) - len);
+        assert_eq!(more, [ROOM, ROOM, 0, 0, 64 << 10, 64 << 10]);
+        assert_eq!(lengths.map(|len| huge.len_here(len, 5) - len), [0; 6]);
+        let joined = (1 << 20) + G;
+        assert_eq!(
+            [joined, joined + G].map(|len| (small.class_here(len, 5), huge.class_here(len, 5))),
+            [(5, 5), (5, 0)]
+        );
+        for size in (16 * G..64 << 20).step_by(7 * G) {
+            let (len, class) = classes::span_for(size).unwrap();
+            assert_eq!(small.class_of(small.len_here(len, class)), class, "{size}");
+            assert_eq!(huge.class_of(huge.len_here(len, class)), class, "{size}");
+        }
+    }
+
+    #[test]
+    fn a_span_that_no_cache_takes_any_more_has_no_class() {
+        let mut map = map();
+        let span = map.allocate(&Request { class: 3, ..request(20, Want::Any) }).unwrap();
+        assert_eq!(map.in_use_at(span.offset).unwrap().class, 3);
+        map.take_class(span.offset);
+        assert_eq!(map.in_use_at(span.offset).unwrap().class, 0);
+        map.take_class(span.offset + G);
+        map.check();
+    }
+
+    #[test]
+    fn what_is_cut_off_a_span_says_nothing_of_how_it_was_used() {
+        let mut map = map();
+        let span = allocate(&mut map, 8, Want::Any).offset;
+        assert!(map.in_use_at(span).unwrap().marks.fresh);
+        assert_eq!(map.shrink(span, 8 * G, 0), None);
+        assert!(!map.in_use_at(span).unwrap().marks.fresh);
+        assert_eq!(map.shrink(span, 3 * G, 0), None);
+        assert_eq!((map.in_use_at(span).unwrap().len, map.retained()), (3 * G, 5 * G));
+        map.check();
+    }
+
+    #[test]
+    fn the_map_of_much_address_space_gives_its_own_memory_back() {
+        for (pages, kept) in [(MAPPED_MOST / G, true), (MAPPED_MOST / G + 1, false)] {
+            let mut map = SpanMap::new(2 * MAPPED_MOST, G).unwrap();
+            let span = allocate(&mut map, pages, Want::Any);
+            give_back(&mut map, span.offset);
+            assert_eq!((map.top(), map.mapped), (0, pages * G));
+            map.give_back_map();
+            assert_eq!(map.mapped, if kept { pages * G } else { 0 });
+            assert_eq!(allocate(&mut map, pages, Want::Any).offset, 0);
+        }
+    }
+
+    #[test]
+    fn memory_goes_back_from_the_end_of_the_longest_segment() {
+        let mut map = SpanMap::new(256 * G, 4 * G).unwrap();
+        let spans = [8, 40, 16].map(|pages| {
+            let span = allocate(&mut map, pages, Want::Any);
+            allocate(&mut map, 4, Want::Any);
+            span.offset
+        });
+        spans.iter().for_each(|&offset| assert_eq!(map.release(offset), None));
+        assert_eq!(map.begin_discard(5 * G, false), Some((spans[1] + 32 * G, 8 * G)), "whole granules");
+        assert_eq!(map.begin_discard(0, false), Some((spans[1] + 28 * G, 4 * G)), "one at least");
+        assert_eq!(map.begin_discard(5 * G, true), Some((spans[1] + 23 * G, 5 * G)), "in need, any pages");
+        assert_eq!(map.begin_discard(usize::MAX, true), Some((spans[1], 23 * G)));
+        map.check();
+    }
+
     #[test]
     fn the_map_says_where_its_zone_ends_and_where_it_lies_itself() {
         let map = map();
