@@ -274,9 +274,9 @@ impl CpuCaches {
     #[inline(always)]
     fn count_put(line: &Line, span: Cacheable) -> Result<(), Uncached> {
         let put = count(&line.counts[PUT + span.kind()], span);
-        if span.pages() >= CLOSELY_PAGES || put & (CLOSELY_CALLS - 1) * ONE == 0 {
+        if span.pages() >= CLOSELY_PAGES || put & ((CLOSELY_CALLS - 1) * ONE) == 0 {
             let grown = put.wrapping_sub(line.counts[TAKEN + span.kind()].load(Relaxed)).cast_signed();
-            if put & TALLY_CALLS * ONE != 0 || grown >= (TALLY_PAGES << CALLS) as isize {
+            if put & (TALLY_CALLS * ONE) != 0 || grown >= (TALLY_PAGES << CALLS) as isize {
                 return Err(Uncached::LookAfter(span));
             }
         }
