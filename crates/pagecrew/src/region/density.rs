@@ -1,12 +1,13 @@
 //! Which sizes of spans are worth huge pages: those of which a program touches most.
 //!
-//! A huge page is zeroed and takes memory as a whole at its first touch. So spans of a size that nothing is known of, nor of those next to it, are cut from
-//! memory with small pages, and the pages of some of them are looked at: one that was handed out a while ago when the next one of its size is asked
-//! for, and some of those that come back. Where most pages were touched, spans of that size come from memory with huge pages from then
+//! A huge page is zeroed and takes memory as a whole at its first touch. So spans of a size that nothing is known of, nor of those next to
+//! it, are cut from memory with small pages, and the pages of some of them are looked at: one that was handed out a while ago when the next
+//! one of its size is asked for, and some of those that come back. Where most pages were touched, spans of that size come from memory with huge pages from then
 //! on, and those are looked at as well when they come back for the first time: what still is zero then was not used.
 //!
-//! Very large spans begin on the other side: they nearly always are used whole, and gain most. As long as nothing more is known, the one that was handed out
-//! before is looked at for jumps: who fills a span goes through it, who uses it thinly leaves out most of what lies between.
+//! Very large spans begin on the other side: they nearly always are used whole, and gain most. As long as nothing
+//! more is known, the one that was handed out before is looked at for jumps: who fills a span goes through it, who uses it thinly leaves
+//! out most of what lies between.
 
 use super::classes::{ALIGNED_LEAST, KINDS, kind_of};
 use crate::sys::memory::{self, Range};
@@ -44,9 +45,10 @@ const PATIENCE: u32 = 4;
 const EAGER: u32 = 32;
 
 impl Kind {
-    /// The span to be looked at; it begins at 0 if there is none.
-    fn seen(&self) -> Range {
-        Range { start: self.seen.load(Relaxed), len: self.seen_len.load(Relaxed) }
+    /// The span to be looked at, if there is one.
+    fn seen(&self) -> Option<Range> {
+        let seen = Range { start: self.seen.load(Relaxed), len: self.seen_len.load(Relaxed) };
+        (seen.start != 0).then_some(seen)
     }
 
     /// Whether the `count`-th chance is taken: always while nothing is known and looking may soon pay, then often, then now and then.
@@ -103,8 +105,12 @@ impl Density {
         let verdict = |kind: usize| self.kinds.get(kind).map_or(UNKNOWN, |kind| kind.verdict.load(Relaxed));
         match verdict(kind) {
             UNKNOWN if len >= ALIGNED_LEAST => {
-                let seen = self.kinds[kind].seen();
-                !(seen.start != 0 && first_use(seen).is_some() && has_jumps(seen))
+                match self.kinds[kind].seen().and_then(|seen| Some((seen, first_use(seen)?))) {
+                    Some((seen, true)) => !has_jumps(seen),
+                    // It has small pages because the one before it had jumps; where its own are, a page here and there doesn't say.
+                    Some((_, false)) => false,
+                    None => true,
+                }
             }
             // A size that comes up seldom is probably used as those next to it.
             UNKNOWN => {
@@ -126,7 +132,10 @@ impl Density {
         let kind = &self.kinds[kind_of(span.len)];
         let count = kind.handed_out.fetch_add(1, Relaxed) + 1;
         let seen = kind.seen();
-        if seen.start != 0 && kind.due(count) && first_use(seen) == Some(false) {
+        if let Some(seen) = seen
+            && kind.due(count)
+            && first_use(seen) == Some(false)
+        {
             // Its user may be only just beginning: that it has pages says something, that it has none doesn't. Nothing is read but which
             // pages there are; of huge pages that says too little.
             let touched = resident(seen);
@@ -135,7 +144,7 @@ impl Density {
             }
         }
         // One is given a while to be touched.
-        if seen.start == 0 || count.is_multiple_of(PATIENCE) {
+        if seen.is_none() || count.is_multiple_of(PATIENCE) {
             kind.seen_len.store(span.len, Relaxed);
             kind.seen.store(span.start, Relaxed);
         }
@@ -351,11 +360,13 @@ mod tests {
         touch(sparse, size / 2);
         assert!(has_jumps(sparse) && !has_jumps(first));
         let wants = |huge| density.wants_huge_pages(size, 1 << 30, his(huge));
-        assert!(!wants(true) && !wants(false));
+        assert!(!wants(true));
+        assert!(!wants(false), "the next one has small pages, and so have those after it");
         assert!(density.wants_huge_pages(size, 1 << 30, nobody), "somebody else's by now");
         assert!(density.wants_huge_pages(4 * size, 1 << 30, his(true)), "another size");
         touch(sparse, HUGE_PAGE_SIZE);
         assert!(wants(true), "it came to be used everywhere");
+        assert!(!wants(false), "of one with small pages, a page here and there doesn't say that");
         for _ in 0..EAGER {
             density.handed_out(sparse, his(true));
         }
@@ -399,7 +410,7 @@ mod tests {
         let at = |start: usize| Range { start, len: 1 << 20 };
         let seen = (1..=8).map(|start| {
             density.handed_out(at(start), nobody);
-            density.kinds[kind_of(1 << 20)].seen()
+            density.kinds[kind_of(1 << 20)].seen().unwrap()
         });
         assert_eq!(seen.collect::<Vec<_>>(), [1, 1, 1, 4, 4, 4, 4, 8].map(at));
     }
