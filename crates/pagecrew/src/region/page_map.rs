@@ -206,6 +206,14 @@ impl PageMap {
         Cacheable(found)
     }
 
+    /// As [`PageMap::employ`], for tests of what needs no `unsafe` itself. Panics if there is no such page.
+    #[cfg(test)]
+    pub fn employ_checked(&self, page: usize) -> Cacheable {
+        assert!(self.words.get(page).is_some(), "there is no page {page}");
+        // SAFETY: there is such a page.
+        unsafe { self.employ(page) }
+    }
+
     /// Gives the memory back that says that nothing lies in pages `[from, to)`.
     pub fn forget(&self, from: usize, to: usize) {
         self.words.forget(from, to);
@@ -264,8 +272,7 @@ mod tests {
         map.set(1, &plain);
         assert_eq!(map.retire(1).map(|span| (span.class(), span.bytes())), Some((3, 1 << 16)));
         assert_eq!((map.retire(1), map.retire(0)), (None, None), "freed twice, and never handed out");
-        // SAFETY: there is a page 1.
-        assert_eq!((unsafe { map.employ(1) }.bytes(), map.get(1)), (1 << 16, Some(plain)));
+        assert_eq!((map.employ_checked(1).bytes(), map.get(1)), (1 << 16, Some(plain)));
         map.mark_altered(1);
         assert_eq!(map.retire(1), None);
         map.set(2, &Segment { class: 0, ..plain });
