@@ -222,8 +222,14 @@ mod tests {
             unsafe { region.free(std::ptr::NonNull::new(span as *mut u8).unwrap()).unwrap() };
         }
         let tally = spans(&region, Options::default()).unwrap();
-        assert_eq!((tally.looked_at, tally.under_used), (2 * PAGES as u64, PAGES as u64));
-        assert!(tally.split + tally.left.busy == PAGES as u64 && tally.split > PAGES as u64 / 2, "{tally:?}");
+        // Others of these tests fork: as long as their children live, a page may be theirs as well.
+        let passed_over = tally.left.shared + tally.left.vanished;
+        assert_eq!(tally.looked_at + passed_over, 2 * PAGES as u64, "{tally:?}");
+        assert!(
+            tally.used <= PAGES as u64 && tally.under_used <= PAGES as u64 && passed_over < PAGES as u64 / 2,
+            "{tally:?}"
+        );
+        assert!(tally.split + tally.left.busy == tally.under_used && tally.split > PAGES as u64 / 2, "{tally:?}");
         assert_eq!(tally.gone_bytes, tally.split * 480 * PAGE_SIZE as u64);
         assert_eq!(region.snapshot().counter("trimmed_bytes"), tally.gone_bytes);
         check(live);
