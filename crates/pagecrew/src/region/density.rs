@@ -359,6 +359,10 @@ mod tests {
         density.handed_out(sparse, nobody);
         touch(sparse, size / 2);
         assert!(has_jumps(sparse) && !has_jumps(first));
+        let mostly = span(size, true);
+        touch(Range { len: HUGE_PAGE_SIZE, ..mostly }, HUGE_PAGE_SIZE);
+        touch(Range { start: mostly.start + 2 * HUGE_PAGE_SIZE, len: size - 2 * HUGE_PAGE_SIZE }, HUGE_PAGE_SIZE);
+        assert!(!has_jumps(mostly), "there are some, but most of it has pages");
         let wants = |huge| density.wants_huge_pages(size, 1 << 30, his(huge));
         assert!(!wants(true));
         assert!(!wants(false), "the next one has small pages, and so have those after it");
@@ -379,12 +383,13 @@ mod tests {
 
     #[test]
     fn windows_lie_within_the_span() {
-        for len in [64 << 10, 2 << 20, 3 << 20, 17 << 20, 1 << 30] {
+        for len in [64 << 10, 2 << 20, 3 << 20, 17 << 20, (17 << 20) + PAGE_SIZE, 1 << 30] {
             let span = Range { start: 1 << 40, len };
             let all: Vec<Range> = windows(span).collect();
             assert!(
                 all.len() <= WINDOWS
                     && all.iter().all(|window| window.start >= span.start && window.end() <= span.end())
+                    && all.iter().all(|window| window.start.is_multiple_of(PAGE_SIZE))
             );
             assert!(len <= 2 << 20 || all.windows(2).all(|pair| pair[0].start < pair[1].start));
             let last = all.last().unwrap();

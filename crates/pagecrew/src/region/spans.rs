@@ -537,35 +537,21 @@ impl SpanMap {
                 && !segment.marks.remap()
                 && neighbour.marks.wiped == segment.marks.wiped
         };
-        if let Some((before, neighbour)) = self.before(offset)
+        // Behind what was absorbed may be more of the same.
+        while let Some((before, neighbour)) = self.before(offset)
             && alike(&neighbour, &segment)
         {
             self.take(before);
             offset = before;
             segment.len += neighbour.len;
         }
-        let end = offset + segment.len;
-        if let Some(neighbour) = self.at(end)
+        while let Some(neighbour) = self.at(offset + segment.len)
             && alike(&neighbour, &segment)
         {
-            self.take(end);
+            self.take(offset + segment.len);
             segment.len += neighbour.len;
         }
-        // Behind what was absorbed may be more of the same.
-        if segment.state == State::Dirty && (self.joins(offset, &segment)) {
-            return self.put_joined(offset, segment);
-        }
         self.put(offset, segment);
-    }
-
-    /// Whether a dirty segment at `offset` has a dirty neighbour that it can be joined with.
-    fn joins(&self, offset: usize, segment: &Segment) -> bool {
-        let alike = |neighbour: Segment| {
-            neighbour.state == State::Dirty && !neighbour.marks.remap() && neighbour.marks.wiped == segment.marks.wiped
-        };
-        !segment.marks.remap()
-            && (self.before(offset).is_some_and(|(_, neighbour)| alike(neighbour))
-                || self.at(offset + segment.len).is_some_and(alike))
     }
 
     /// Cuts the segment around `offset` there, so that one begins at `offset`.
@@ -611,7 +597,7 @@ impl SpanMap {
         }
         // With a large alignment all of those may fail; one with room for the worst case can't.
         let roomy = (request.len + request.align - PAGE) / PAGE;
-        best.or_else(|| bins.from(&self.links, roomy).take(2 * CANDIDATES).find_map(place)).map(|(_, start)| start)
+        best.or_else(|| bins.from(&self.links, roomy).take(CANDIDATES).find_map(place)).map(|(_, start)| start)
     }
 
     /// The run of segments around `offset` that fit, as far as needed for `len`: through memory that is backed in both directions
@@ -1487,13 +1473,16 @@ mod tests {
 
     #[test]
     fn zero_pages_do_not_keep_the_rest_of_their_granule() {
-        let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
-        let spans: Vec<_> =
-            (0..4).map(|_| map.allocate(&Request { align: 8 * G, ..request(13, Want::Any) }).unwrap()).collect();
-        assert_eq!(map.retained(), 4 * 3 * G);
-        spans.iter().for_each(|span| assert_eq!(map.release(span.offset), None));
-        map.check();
-        assert_eq!(map.begin_discard(usize::MAX, false), Some((0, 64 * G)));
+        // Whichever side what is freed later lies on.
+        for order in [[0, 1, 2, 3], [3, 2, 1, 0]] {
+            let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
+            let aligned = Request { align: 8 * G, ..request(13, Want::Any) };
+            let spans = [(); 4].map(|()| map.allocate(&aligned).unwrap().offset);
+            assert_eq!(map.retained(), 4 * 3 * G);
+            order.iter().for_each(|&which| assert_eq!(map.release(spans[which]), None));
+            map.check();
+            assert_eq!(map.begin_discard(usize::MAX, false), Some((0, 64 * G)));
+        }
     }
 
     #[test]
@@ -1579,6 +1568,92 @@ mod tests {
             map.grow(0, (1 + pages) * G, 0, true).map(|pieces| pieces.len())
         };
         assert_eq!([grown(11), grown(12), grown(13)], [Some(11), Some(12), None]);
+    }
+
+    /// A map of segments side by side, behind `before` pages in use and before one more: `d` is dirty, `z` zeroed.
+    fn laid_out(before: usize, segments: &[(char, usize)]) -> SpanMap {
+        let mut map = SpanMap::new(256 * G, G).unwrap();
+        if before > 0 {
+            allocate(&mut map, before, Want::Any);
+        }
+        let spans: Vec<_> =
+            segments.iter().map(|&(kind, pages)| (kind, allocate(&mut map, pages, Want::Any))).collect();
+        allocate(&mut map, 1, Want::Any);
+        for (_, span) in spans.iter().filter(|(kind, _)| *kind == 'z') {
+            map.release(span.offset);
+            assert!(map.begin_zeroing(span.len, G, 3, all).is_some());
+            assert!(map.finish_zeroing(span.offset, 3, true));
+        }
+        spans.iter().filter(|(kind, _)| *kind == 'd').for_each(|(_, span)| assert_eq!(map.release(span.offset), None));
+        map.check();
+        map
+    }
+
+    #[test]
+    fn a_run_has_what_it_takes_and_no_more() {
+        let retained = |pages| Request { fresh: false, ..request(pages, Want::Any) };
+        let mut map = laid_out(0, &[('d', 4), ('z', 8), ('d', 9)]);
+        assert_eq!(map.allocate(&retained(17)).unwrap().offset, 4 * G);
+        let mut map = laid_out(0, &[('z', 8), ('d', 9)]);
+        assert_eq!(map.allocate(&retained(18)), None);
+        // At the end of what was ever handed out, address space is part of it.
+        let mut map = laid_out(64, &[('z', 8), ('d', 9)]);
+        let wall = map.top() - G;
+        assert_eq!(wall, (64 + 8 + 9) * G);
+        give_back(&mut map, wall);
+        assert_eq!((map.top(), map.allocate(&request(32, Want::Any)).unwrap().offset), (wall, 64 * G));
+        map.check();
+    }
+
+    #[test]
+    fn a_run_goes_through_retained_memory_before_address_space() {
+        let mut map = laid_out(0, &[('z', 4), ('d', 8), ('r', 8)]);
+        give_back(&mut map, 12 * G);
+        assert_eq!(map.allocate(&request(12, Want::Any)).unwrap().offset, 0);
+        map.check();
+    }
+
+    #[test]
+    fn what_is_being_zeroed_is_taken_only_where_it_can_be_revoked() {
+        for (revocable, offset) in [(true, Some(0)), (false, None)] {
+            let mut map = laid_out(0, &[('z', 4), ('d', 8)]);
+            assert_eq!(map.begin_zeroing(usize::MAX, G, 5, all), Some((4 * G, 8 * G)));
+            let request = Request { fresh: false, revocable, ..request(12, Want::Any) };
+            assert_eq!(map.allocate(&request).map(|grant| grant.offset), offset);
+            let request = Request { want: Want::AddressSpace, revocable: true, ..request };
+            assert_eq!(map.allocate(&request), None);
+            map.check();
+        }
+    }
+
+    #[test]
+    fn many_segments_that_are_too_short_or_lie_badly_hide_none_that_fits() {
+        let retained = |pages, align| Request { fresh: false, align: align * G, ..request(pages, Want::Any) };
+        // Behind each of them lies a page in use.
+        let scattered = |lengths: &[usize]| {
+            let mut map = SpanMap::new(1024 * G, G).unwrap();
+            let spans: Vec<_> = lengths
+                .iter()
+                .map(|&pages| {
+                    let span = allocate(&mut map, pages, Want::Any);
+                    allocate(&mut map, 1, Want::Any);
+                    span.offset
+                })
+                .collect();
+            spans.iter().for_each(|&span| assert_eq!(map.release(span), None));
+            (map, spans)
+        };
+        let mut lengths = vec![1; CANDIDATES + 1];
+        lengths.extend([34, 35, 50]);
+        let (mut map, spans) = scattered(&lengths);
+        assert_eq!(map.allocate(&retained(33, 1)).unwrap().offset, spans[CANDIDATES + 1]);
+        // Segments of 7 pages at odd places have none for 4 pages aligned to 8.
+        let mut lengths = vec![1];
+        lengths.extend([7; 2 * CANDIDATES + 1]);
+        lengths.push(11);
+        let (mut map, spans) = scattered(&lengths);
+        let last = spans.last().unwrap();
+        assert_eq!(map.allocate(&retained(4, 8)).unwrap().offset, last.next_multiple_of(8 * G));
     }
 
     #[test]
