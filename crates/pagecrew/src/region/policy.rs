@@ -164,7 +164,7 @@ impl LowWater {
     pub fn note(&mut self, retained: usize, now: u64) {
         let window = (now / self.window_ns()).max(self.window);
         // Windows in which nobody called had what is retained now or more; the call that lowered it would have been noted.
-        for passed in self.window + 1..=window.min(self.window + WINDOWS as u64) {
+        for passed in (self.window + 1..=window).rev().take(WINDOWS) {
             self.least[(passed % WINDOWS as u64) as usize] = retained;
         }
         self.window = window;
@@ -288,6 +288,8 @@ mod tests {
         let at = Signals { group: Some(cgroup::Memory { limit: 4 * G as u64, used: 4 * G as u64 }), ..signals() };
         assert!(at.retain_target(60 * G, None) < G && at.pressure());
         assert!(!signals().pressure());
+        let just = Signals { available: 64 * G / FLOOR_SHARE, ..signals() };
+        assert!(!just.pressure() && Signals { available: just.available - 1, ..just }.pressure());
     }
 
     #[test]
@@ -300,6 +302,9 @@ mod tests {
         // Others in the group count as well.
         assert!(Signals { group: group(302 * m, 200 * m), ..own }.cramped(200 << 20));
         assert!(!Signals { group: None, ..own }.cramped(300 << 20));
+        // Of 302 MiB, 64 are kept free, and 10 belong to others.
+        assert!(!own.cramped(228 << 20) && own.cramped((228 << 20) + 1));
+        assert_eq!([64 * m, 4096 * m].map(group_reserve), [64 * m, 256 * m]);
     }
 
     #[test]
@@ -313,6 +318,7 @@ mod tests {
         assert_eq!(expected_growth(G, G + (20 << 20)), 20 << 20);
         assert_eq!(expected_growth(G, G + (20 << 10)), 0);
         assert_eq!(expected_growth(G, 0), 0);
+        assert_eq!([0, 1].map(|more| expected_growth(G, G + GROWTH_NOISE + more)), [0, GROWTH_NOISE + 1]);
     }
 
     proptest! {

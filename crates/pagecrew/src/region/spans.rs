@@ -241,16 +241,16 @@ pub struct Grant {
     pub pieces: Pieces,
     transfers: [Transfer; TRANSFERS],
     transfer_count: usize,
-    /// What is left, before and behind the span, of granules that pages are on their way to: offsets and lengths, 0 for nothing. Nobody may
-    /// look at it before they are there.
-    rests: [(usize, usize); 2],
+    /// Where what is left of granules that pages are on their way to lies, before and behind the span. Nobody may look at it before they
+    /// are there.
+    rests: [Option<usize>; 2],
 }
 
 impl Grant {
     /// Room for what is about to be allocated.
     pub fn new() -> Grant {
         let transfers = [Transfer::default(); TRANSFERS];
-        Grant { offset: 0, len: 0, pieces: Pieces::new(), transfers, transfer_count: 0, rests: [(0, 0); 2] }
+        Grant { offset: 0, len: 0, pieces: Pieces::new(), transfers, transfer_count: 0, rests: [None; 2] }
     }
 
     /// What is to be moved.
@@ -701,34 +701,30 @@ impl SpanMap {
     fn keep_rest_of_granules(&mut self, grant: &mut Grant) {
         let (offset, end) = (grant.offset, grant.offset + grant.len);
         let reserved = |piece: Option<&Piece>| piece.is_some_and(|piece| piece.state == State::Reserved);
-        grant.rests = [(0, 0); 2];
-        if self.granule == PAGE || !self.loose {
+        grant.rests = [None; 2];
+        if !self.loose {
             return;
         }
         let behind = (end, end.next_multiple_of(self.granule).min(self.len), end - PAGE, grant.pieces.last());
         let before = (offset & !(self.granule - 1), offset, offset, grant.pieces.first());
         for (rest, (from, to, page, piece)) in [behind, before].into_iter().enumerate() {
-            if from < to && reserved(piece) {
+            if reserved(piece) {
                 let brought = grant.brings(page);
                 self.give_reserved_pages(from, to, if brought { State::Discarding } else { State::Zeroed });
-                grant.rests[rest] = if brought { (from, to - from) } else { (0, 0) };
+                grant.rests[rest] = (brought && from < to).then_some(from);
             }
         }
     }
 
     /// Says that every transfer of a grant was reported: what came with the span is free memory like any other.
     pub fn finish_transfers(&mut self, grant: &Grant) {
-        for (offset, len) in grant.rests {
-            if len > 0 {
-                self.keep(offset);
-            }
-        }
+        grant.rests.into_iter().flatten().for_each(|offset| self.keep(offset));
     }
 
     /// Finds up to `most` bytes of free memory to be moved to granules that a new span has a part of and that have no page.
     fn find_transfers(&mut self, most: usize, grant: &mut Grant) {
         grant.transfer_count = 0;
-        if most < self.granule || self.granule == PAGE || !self.loose {
+        if most < self.granule || !self.loose {
             return;
         }
         let mut most = most;
@@ -815,8 +811,8 @@ impl SpanMap {
         classes::class_of(match len {
             _ if self.granule > PAGE => len,
             _ if len >= SPREAD_LEAST + SPREAD => len - SPREAD,
-            _ if len < COLOURED_LEAST + ROOM => len.saturating_sub(ROOM),
-            _ => len,
+            // Classes are further apart than that.
+            _ => len.saturating_sub(ROOM),
         })
     }
 
@@ -1326,6 +1322,14 @@ mod tests {
     fn give_back(map: &mut SpanMap, offset: usize) {
         let len = map.release_unbacked(offset);
         map.finish_discard(offset, len, false);
+        map.check();
+    }
+
+    /// As [`give_back`] for a span that the program has altered: it may begin and end anywhere in a granule.
+    fn map_anew(map: &mut SpanMap, offset: usize) {
+        map.mark_altered(offset);
+        let len = map.release_unbacked(offset);
+        map.finish_discard(offset, len, true);
         map.check();
     }
 
@@ -1850,6 +1854,71 @@ mod tests {
         map.check();
         assert_eq!(map.bytes().total(), before.total());
         assert_eq!(map.discarding(), 0);
+    }
+
+    /// A map in granules of 8 pages with one hole of `hole` pages at the beginning and two dirty segments of 32 behind it.
+    fn with_a_hole(hole: usize) -> SpanMap {
+        let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
+        let spans = [hole, 8, 32, 8, 32, 8].map(|pages| allocate(&mut map, pages, Want::Any).offset);
+        map_anew(&mut map, spans[0]);
+        [2, 4].iter().for_each(|&dirty| assert_eq!(map.release(spans[dirty]), None));
+        map.check();
+        map
+    }
+
+    fn lengths(grant: &Grant) -> Vec<usize> {
+        grant.transfers().iter().map(|transfer| transfer.len / G).collect()
+    }
+
+    #[test]
+    fn pages_are_moved_to_whole_granules_of_which_nobody_has_a_page() {
+        let transfer = Request { transfer: usize::MAX, ..request(45, Want::Any) };
+        let mut map = with_a_hole(64);
+        let grant = map.allocate(&transfer).unwrap();
+        assert_eq!((grant.offset, lengths(&grant)), (0, vec![32, 16]));
+        assert_eq!(grant.transfers().iter().map(|transfer| transfer.to / G).collect::<Vec<_>>(), [0, 32]);
+        assert!(!map.in_use_at(0).unwrap().marks.fresh, "nothing says whether its user touches them");
+        grant.transfers().iter().for_each(|transfer| map.finish_discard(transfer.from, transfer.len, false));
+        assert_eq!((map.retained(), map.discarding()), (16 * G, 3 * G));
+        map.finish_transfers(&grant);
+        map.check();
+        assert_eq!((map.retained(), map.discarding()), ((16 + 3) * G, 0));
+        // What is left of the last granule has pages, if only zero ones.
+        let mut map = with_a_hole(46);
+        assert_eq!(lengths(&map.allocate(&transfer).unwrap()).iter().sum::<usize>(), 40);
+        let mut map = with_a_hole(64);
+        let eight = Request { transfer: 8 * G, ..transfer };
+        assert_eq!(lengths(&map.allocate(&eight).unwrap()), [8]);
+        let mut map = with_a_hole(64);
+        let less = Request { transfer: 8 * G - 1, ..transfer };
+        assert_eq!(lengths(&map.allocate(&less).unwrap()), []);
+        let mut map = with_a_hole(64);
+        map.be_exact();
+        assert_eq!(lengths(&map.allocate(&transfer).unwrap()), [], "nothing else may become accessible");
+    }
+
+    #[test]
+    fn the_rest_of_a_granule_in_address_space_comes_with_a_span() {
+        let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
+        let [first, hole, _wall] = [5, 11, 8].map(|pages| allocate(&mut map, pages, Want::Any).offset);
+        assert_eq!(hole, 5 * G, "behind the first, in its granule");
+        map_anew(&mut map, hole);
+        let zeroed = |map: &SpanMap| map.bytes().retained_zeroed as usize / G;
+        assert_eq!(zeroed(&map), 0);
+        let grant = map.allocate(&Request { align: 2 * G, ..request(4, Want::Any) }).unwrap();
+        map.check();
+        assert_eq!((grant.offset, zeroed(&map)), (6 * G, 1 + 6), "before it and behind it");
+        // What was retained had pages without the rest.
+        let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
+        let [_, hole, _wall] = [first, 11, 8].map(|pages| allocate(&mut map, pages.max(5), Want::Any).offset);
+        map_anew(&mut map, hole);
+        assert_eq!(map.release(0), None);
+        assert_eq!((allocate(&mut map, 2, Want::Any).offset, zeroed(&map)), (0, 0));
+        // Nor may more be accessible than is in use, where that is counted.
+        let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
+        map.be_exact();
+        allocate(&mut map, 5, Want::Any);
+        assert_eq!(zeroed(&map), 0);
     }
 
     #[test]
