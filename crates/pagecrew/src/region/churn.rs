@@ -108,6 +108,17 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_went_is_missed_once() {
+        let churn = Churn::default();
+        churn.gave_back(10 * M);
+        churn.touches(3 * M, 96 * M, || MS);
+        assert_eq!(churn.gone.load(Relaxed), 7 * M);
+        churn.touches(8 * M, 96 * M, || MS);
+        assert_eq!(churn.gone.load(Relaxed), 0);
+        churn.touches(8 * M, 96 * M, || unreachable!("nothing is missing"));
+    }
+
+    #[test]
     fn a_program_that_churns_gets_room_within_milliseconds_and_loses_it_again() {
         let churn = Churn::default();
         let mut now = 100 * MS;

@@ -845,11 +845,11 @@ impl SpanMap {
                 && segment.state == State::Reserved
                 && start < self.top
             {
-                let (first, last) = (start.max(from), (start + segment.len).min(to));
+                let first = start.max(from);
                 self.split_at(first);
                 // At its end may be the hole of which the span is made.
-                if last < start + segment.len {
-                    self.split_at(last);
+                if to < start + segment.len {
+                    self.split_at(to);
                 }
                 let segment = self.take(first);
                 self.put_free(first, Segment { state, ..segment });
@@ -1713,6 +1713,7 @@ mod tests {
     #[test]
     fn a_span_that_no_cache_takes_any_more_has_no_class() {
         let mut map = map();
+        allocate(&mut map, 1, Want::Any);
         let span = map.allocate(&Request { class: 3, ..request(20, Want::Any) }).unwrap();
         assert_eq!(map.in_use_at(span.offset).unwrap().class, 3);
         map.take_class(span.offset);
@@ -1908,6 +1909,13 @@ mod tests {
         let grant = map.allocate(&Request { align: 2 * G, ..request(4, Want::Any) }).unwrap();
         map.check();
         assert_eq!((grant.offset, zeroed(&map)), (6 * G, 1 + 6), "before it and behind it");
+        let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
+        let [_, hole, behind] = [5, 6, 5].map(|pages| allocate(&mut map, pages, Want::Any).offset);
+        map_anew(&mut map, hole);
+        let grant = map.allocate(&Request { align: 2 * G, ..request(4, Want::Any) }).unwrap();
+        map.check();
+        assert_eq!((grant.offset, zeroed(&map)), (6 * G, 2), "as far as it is nobody's");
+        assert_eq!(map.in_use_at(behind).unwrap().len, 5 * G);
         // What was retained had pages without the rest.
         let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
         let [_, hole, _wall] = [first, 11, 8].map(|pages| allocate(&mut map, pages.max(5), Want::Any).offset);
