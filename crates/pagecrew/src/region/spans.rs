@@ -865,12 +865,13 @@ impl SpanMap {
     /// Where a span in address space at `offset` may begin as well: at free memory right before it, however little that is. Otherwise
     /// such rests would add up.
     fn with_what_lies_before(&self, mut offset: usize, request: &Request) -> usize {
-        let few = |segment: &Segment| Self::fits(segment.state, request) && segment.len < request.len;
         for _ in 0..RUN / 2 {
-            match self.before(offset).filter(|(start, segment)| few(segment) && start.is_multiple_of(request.align)) {
-                Some((start, _)) if offset - start < request.len => offset = start,
-                _ => break,
-            }
+            let before = self.before(offset).filter(|(start, segment)| {
+                let little = Self::fits(segment.state, request) && segment.len < request.len;
+                little && start.is_multiple_of(request.align)
+            });
+            let Some((start, _)) = before else { break };
+            offset = start;
         }
         offset
     }
