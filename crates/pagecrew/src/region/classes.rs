@@ -28,7 +28,7 @@ const fn round(pages: usize) -> (usize, u8) {
         (SMALL_PAGES, SMALL_CLASSES, PER_LARGE_DOUBLING)
     };
     // Rounded up to the next of the steps between two powers of two.
-    let step = 1 << ((if pages > LEAST_PAGES { pages - 1 } else { pages }).ilog2() - per_doubling.ilog2());
+    let step = 1 << (pages.ilog2() - per_doubling.ilog2());
     let rounded = (pages + step - 1) & !(step - 1);
     let doubling = rounded.ilog2();
     let within = (rounded >> (doubling - per_doubling.ilog2())) & (per_doubling - 1);
@@ -66,10 +66,10 @@ static CLASS_OF_PAGES: [u8; SMALL_PAGES + 1] = {
 const LARGE_STEP: usize = SMALL_PAGES / PER_LARGE_DOUBLING;
 const LARGE_STEPS: usize = CACHED_MOST / PAGE_SIZE / LARGE_STEP;
 
-/// The class of a request of so many steps, for more than 2 MiB.
+/// The class of a request of so many steps.
 static CLASS_OF_STEPS: [u8; LARGE_STEPS + 1] = {
     let mut table = [0; LARGE_STEPS + 1];
-    let mut steps = SMALL_PAGES / LARGE_STEP + 1;
+    let mut steps = LEAST_PAGES.div_ceil(LARGE_STEP);
     while steps <= LARGE_STEPS {
         table[steps] = round(steps * LARGE_STEP).1;
         steps += 1;
@@ -140,7 +140,19 @@ mod tests {
     }
 
     #[test]
+    fn spans_of_more_than_32_mib_begin_at_a_huge_page() {
+        assert_eq!(ALIGNED_LEAST, 32 * (1 << 20) + 1);
+    }
+
+    #[test]
+    fn a_cache_holds_fewer_of_the_longer_ones() {
+        let sizes = [64, 160, 320, 640, 1280, 3072, 64 << 10];
+        assert_eq!(sizes.map(|kib| slots(class_for(kib << 10).into())), [64, 64, 32, 16, 8, 2, 2]);
+    }
+
+    #[test]
     fn kinds_grow_with_the_length() {
+        assert_eq!([0, 60, 64, 127, 128, 64 << 10].map(|kib| kind_of(kib << 10)), [0, 0, 0, 0, 1, 10]);
         let mut last = 0;
         for shift in 12..50 {
             for half in [0, 1] {

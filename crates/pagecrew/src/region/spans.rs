@@ -1051,7 +1051,7 @@ impl SpanMap {
             self.put(offset, Segment { marks, class, ..segment });
             return None;
         }
-        self.put(offset + len, Segment { len: segment.len - len, class: 0, marks, ..segment });
+        self.put(offset + len, Segment { len: segment.len - len, ..segment });
         self.put(offset, Segment { len, class, marks, ..segment });
         self.release(offset + len)
     }
@@ -1115,7 +1115,7 @@ impl SpanMap {
     /// and length of one piece; `None` when there is none.
     pub fn begin_discard(&mut self, most: usize, in_need: bool) -> Option<(usize, usize)> {
         let granule = if in_need { PAGE } else { self.granule };
-        let most = most.checked_next_multiple_of(granule).unwrap_or(usize::MAX & !(granule - 1)).max(granule);
+        let most = most.checked_next_multiple_of(granule).unwrap_or(usize::MAX).max(granule);
         let whole = |page: usize| {
             let (start, len) = (page * PAGE, self.map.get(page)?.len);
             // What has to be mapped anew is discarded whole, and a huge page is cut for it.
@@ -1411,7 +1411,7 @@ mod tests {
         let mut map = map();
         let span = allocate(&mut map, 8, Want::Any);
         map.release(span.offset);
-        map.begin_zeroing(4 * G, G, 0, all).unwrap();
+        assert_eq!(map.begin_zeroing(5 * G - 1, G, 0, all), Some((0, 4 * G)), "whole pages");
         let grant = allocate(&mut map, 6, Want::Zeroes);
         assert_eq!(grant.pieces[0], piece(0, 4, State::Zeroing(0)));
         assert!(!map.finish_zeroing(0, 0, true), "the helper was revoked");
@@ -1423,6 +1423,26 @@ mod tests {
         map.begin_zeroing(8 * G, G, 0, all).unwrap();
         let grant = map.allocate(&Request { revocable: false, ..request(6, Want::Zeroes) }).unwrap();
         assert_eq!(grant.pieces[0].state, State::Reserved);
+    }
+
+    #[test]
+    fn what_is_left_of_a_piece_whose_helper_was_revoked_is_dirty() {
+        // A map of one free segment from page 1 to 8, of which `zeroing` is being zeroed, that hands out 6 or fewer pages at even ones.
+        let left = |zeroing: Range, pages: usize| {
+            let mut map = SpanMap::new(64 * G, G).unwrap();
+            let [_, span, _wall] = [1, 8, 1].map(|pages| allocate(&mut map, pages, Want::Any).offset);
+            assert_eq!(map.release(span), None);
+            map.begin_zeroing(zeroing.len, G, 0, |_, _| Some(zeroing)).unwrap();
+            let aligned = Request { align: 2 * G, fresh: false, ..request(pages, Want::Any) };
+            let grant = map.allocate(&aligned).unwrap();
+            assert!(grant.pieces.iter().any(|piece| matches!(piece.state, State::Zeroing(_))), "{:?}", grant.pieces);
+            map.check();
+            assert!(map.segments().all(|(_, segment)| !matches!(segment.state, State::Zeroing(_))));
+            (grant.offset / G, map.bytes().retained_dirty as usize / G)
+        };
+        assert_eq!(left(Range { start: G, len: 8 * G }, 3), (2, 5), "both sides of one piece");
+        assert_eq!(left(Range { start: G, len: 4 * G }, 6), (2, 2), "its beginning, before other memory");
+        assert_eq!(left(Range { start: 4 * G, len: 5 * G }, 6), (2, 2), "its end, behind other memory");
     }
 
     #[test]
@@ -1522,6 +1542,15 @@ mod tests {
             class: 0,
         };
         assert_eq!([false, true].map(|guarded| span(guarded).usable()), [4 * G, 3 * G]);
+        // It keeps it as it grows, until it is freed.
+        let mut map = map();
+        let offset = allocate(&mut map, 4, Want::Any).offset;
+        map.mark(offset, Marks { guarded: true, ..Marks::default() });
+        assert!(map.grow(offset, 6 * G, 0, true).is_some());
+        assert_eq!(map.in_use_at(offset).unwrap().usable(), 5 * G);
+        assert_eq!(map.release_retained(offset), 6 * G);
+        let offset = allocate(&mut map, 6, Want::Any).offset;
+        assert_eq!(map.in_use_at(offset).unwrap().usable(), 6 * G);
     }
 
     #[test]
@@ -1732,6 +1761,13 @@ mod tests {
         assert!(!map.in_use_at(span).unwrap().marks.fresh);
         assert_eq!(map.shrink(span, 3 * G, 0), None);
         assert_eq!((map.in_use_at(span).unwrap().len, map.retained()), (3 * G, 5 * G));
+        map.check();
+        let other = map.allocate(&Request { class: 4, ..request(20, Want::Any) }).unwrap().offset;
+        assert_eq!((map.shrink(other, 20 * G, 3), map.in_use_at(other).unwrap().class), (None, 3));
+        let other = allocate(&mut map, 20, Want::Any).offset;
+        assert_eq!(map.shrink(other, 17 * G, 1), None);
+        let left = map.in_use_at(other).unwrap();
+        assert_eq!((left.class, left.marks.fresh), (1, false));
         map.check();
     }
 
