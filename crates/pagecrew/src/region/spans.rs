@@ -299,6 +299,8 @@ pub struct SpanMap {
 
 /// How many candidates a search looks at before it takes the next kind: bounds the time under the zone's lock.
 const CANDIDATES: usize = 16;
+/// As many before memory is not given back: a segment of one granule and more may have none that is whole.
+const DISCARD_CANDIDATES: usize = 64;
 /// How many segments a run may be put together from, for the same reason.
 const RUN: usize = 12;
 
@@ -1128,7 +1130,7 @@ impl SpanMap {
             (first < last).then(|| (start, if remap { first } else { first.max(last.saturating_sub(most)) }, last))
         };
         let longest = |kind: usize| {
-            self.available[kind].down_to(&self.links, granule / PAGE).take(4 * CANDIDATES).find_map(whole)
+            self.available[kind].down_to(&self.links, granule / PAGE).take(DISCARD_CANDIDATES).find_map(whole)
         };
         let (_, from, to) = longest(1).or_else(|| longest(2))?;
         self.begin_discard_of(from, to);
@@ -1292,6 +1294,7 @@ impl SpanMap {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::sys::memory;
     use proptest::prelude::*;
 
     const G: usize = 4096;
@@ -1782,6 +1785,57 @@ mod tests {
             assert_eq!(map.mapped, if kept { pages * G } else { 0 });
             assert_eq!(allocate(&mut map, pages, Want::Any).offset, 0);
         }
+    }
+
+    #[test]
+    fn what_is_given_back_of_the_map_lies_behind_all_that_was_handed_out() {
+        let resident = |range: Range| {
+            let mut pages = vec![0; range.len / PAGE];
+            memory::residence(range, &mut pages).unwrap();
+            pages.iter().filter(|&&page| page & 1 != 0).count()
+        };
+        // Each of these has its word and its link in a page of its own.
+        const LEN: usize = 512;
+        const COUNT: usize = 32;
+        let mut map = SpanMap::new(4 * MAPPED_MOST, G).unwrap();
+        let wall = allocate(&mut map, LEN, Want::Any).offset;
+        let spans = [(); COUNT].map(|()| allocate(&mut map, LEN, Want::Any).offset);
+        for &span in spans.iter().step_by(2).chain(spans.iter().skip(1).step_by(2)) {
+            assert_eq!(map.release(span), None);
+        }
+        let all = COUNT * LEN * G;
+        assert_eq!(map.begin_discard(usize::MAX, false), Some((LEN * G, all)));
+        let mapped = map.mapped;
+        map.give_back_map();
+        assert_eq!(map.mapped, mapped, "as long as that is being discarded");
+        assert!(resident(map.map.range()) > COUNT && resident(map.links.range()) > COUNT / 2);
+        map.finish_discard(LEN * G, all, false);
+        assert_eq!(map.top(), LEN * G);
+        map.give_back_map();
+        assert_eq!(map.mapped, map.top());
+        assert_eq!(resident(map.map.range()), 1);
+        assert!(resident(map.links.range()) <= 1);
+        assert_eq!(map.in_use_at(wall).unwrap().len, LEN * G);
+        map.check();
+        // A little is kept, wherever it lies.
+        let mut map = SpanMap::new(4 * MAPPED_MOST, G).unwrap();
+        let [_wall, span] = [MAPPED_MOST / G, 16].map(|pages| allocate(&mut map, pages, Want::Any).offset);
+        give_back(&mut map, span);
+        let mapped = map.mapped;
+        map.give_back_map();
+        assert_eq!((map.mapped, map.top()), (mapped, MAPPED_MOST));
+    }
+
+    #[test]
+    fn less_than_a_granule_stays_although_it_could_be_mapped_anew() {
+        let mut map = SpanMap::new(256 * G, 8 * G).unwrap();
+        let [span, _wall] = [3, 5].map(|pages| allocate(&mut map, pages, Want::Any).offset);
+        map.mark(span, Marks { moved: true, ..Marks::default() });
+        assert_eq!((map.release(span), map.retained()), (None, 3 * G));
+        assert_eq!(
+            (map.begin_discard(usize::MAX, false), map.begin_discard(usize::MAX, true)),
+            (None, Some((span, 3 * G)))
+        );
     }
 
     #[test]
