@@ -195,6 +195,7 @@ mod tests {
         assert_eq!((wanted(4000, 1000, false), wanted(4000, 1001, false), wanted(4000, 0, true)), (3, 2, 0));
         // No more than one CPU and a program that uses it; and one that doesn't.
         assert_eq!((wanted(1000, 600, false), wanted(500, 500, false), wanted(500, 20, false)), (0, 0, 1));
+        assert_eq!((wanted(800, 99, false), wanted(800, 100, false)), (1, 0), "next to nothing is less than an eighth");
         // Others of the group may use more than the limit for a moment.
         assert_eq!(wanted(2000, 5000, false), 0);
     }

@@ -1916,6 +1916,38 @@ mod tests {
         // What was in use then is used again, and only that.
         give_back(&mut map, first.offset);
         assert_eq!(allocate(&mut map, 8, Want::Any).offset, 0);
+        map.give_up(|offset, len| panic!("{offset} {len} was given up twice"));
+        // With the address space goes what the map had for it.
+        let mut map = SpanMap::new(4 * MAPPED_MOST, G).unwrap();
+        allocate(&mut map, 8, Want::Any);
+        map.give_up(|_, _| ());
+        assert_eq!([map.map.range().len, map.links.range().len], [PAGE; 2]);
+        map.check();
+    }
+
+    #[test]
+    fn what_could_not_be_mapped_anew_is_never_handed_out() {
+        // Whoever was to map it anew gave up, or is not there after a fork.
+        let by_fork = |map: &mut SpanMap, _| map.after_fork();
+        let lose: [fn(&mut SpanMap, usize); 2] = [SpanMap::lose, by_fork];
+        for lose in lose {
+            let mut map = SpanMap::new(64 * G, G).unwrap();
+            let [span, wall] = [8, 1].map(|pages| allocate(&mut map, pages, Want::Any).offset);
+            map.mark_altered(span);
+            assert_eq!(map.release(span), Some((span, 8 * G)));
+            lose(&mut map, span);
+            map.check();
+            assert_eq!((map.discarding(), map.bytes().in_use), (0, 9 * G as u64));
+            assert_eq!(map.allocate(&Request { fresh: false, ..request(1, Want::Any) }), None);
+            assert!(allocate(&mut map, 8, Want::Any).offset > wall);
+        }
+        // What was only to be discarded still has its pages.
+        let mut map = SpanMap::new(64 * G, G).unwrap();
+        let [span, _wall] = [8, 1].map(|pages| allocate(&mut map, pages, Want::Any).offset);
+        map.release(span);
+        assert_eq!(map.begin_discard(usize::MAX, false), Some((span, 8 * G)));
+        map.after_fork();
+        assert_eq!((map.retained(), map.bytes().retained_dirty), (8 * G, 8 * G as u64));
     }
 
     #[test]
