@@ -262,6 +262,7 @@ mod tests {
         assert_eq!(chunk_bytes(Grain::Fine, 1, 8 * GIB, 2, false), HUGE_PAGE_SIZE);
         assert_eq!(chunk_bytes(Grain::Fine, 10_000, 8 * GIB, 2, true), 1 << 20);
         assert_eq!(chunk_bytes(Grain::Fine, 450_000, 8 * GIB, 2, true), 21 * HUGE_PAGE_SIZE);
+        assert_eq!(chunk_bytes(Grain::Fine, 10_000, 64 << 20, 8, false), 2 * HUGE_PAGE_SIZE, "half of each one's part");
         // A chunk that was preempted makes the next ones small, but never so small that taking it weighs.
         assert_eq!(chunk_bytes(Grain::Fine, 1, 8 * GIB, 2, true), CHUNK_MIN);
     }

@@ -2,8 +2,9 @@
 //!
 //! **Life.** `Free` -claim-> `Setup` -publish-> `Open` -(the last taker leaves and nothing is left to take)-> `Finishing`
 //! -release-> `Free`. `Setup` and `Finishing` belong to one thread alone. A helper that finishes a job of which the employer
-//! has to hear hands it over to the first thread of the ordinary class that takes it over: telling the employer takes locks. In `Open`, the number of threads inside is part of the
-//! same word as the phase, so that entering and ending exclude each other.
+//! has to hear hands it over to the first thread of the ordinary class that takes it over: telling the employer takes locks.
+//! In `Open`, the number of threads inside is part of the same word as the phase, so that entering and ending exclude each
+//! other.
 //!
 //! **Announcing before taking.** A helper writes down which chunk it is about to take *before* it moves the cursor past it. So
 //! when a waiting caller has seen the cursor at the end, every chunk that some helper has taken and not done is written
@@ -202,6 +203,7 @@ mod tests {
     #[test]
     fn chunks_cover_the_job_once_and_the_last_one_out_finishes() {
         let job = Job::<2>::new();
+        assert!(!job.enter() && job.is_free());
         assert!(job.claim() && !job.claim());
         assert!(!job.enter());
         job.publish(10, true);
@@ -217,6 +219,7 @@ mod tests {
         job.done(1);
         assert_eq!(job.held_by(1), None);
         assert_eq!((job.leave(), job.leave()), (Left::Open, Left::Last));
+        assert!(!job.is_free() && !job.claim() && !job.enter(), "it is being finished");
         job.release();
         assert!(job.is_free());
     }
