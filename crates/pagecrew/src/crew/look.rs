@@ -75,6 +75,13 @@ mod tests {
         // Called while it looks: it looks once more.
         assert!(next.begin(101).is_ok());
         assert!(!next.rest(|| true) && next.rest(|| false) && next.rests());
+        // No time says that it rests, or that it looks.
+        next.again_at(0);
+        assert!(!next.rests());
+        next.again_at(u64::MAX);
+        assert_eq!(next.begin(5), Err(u64::MAX - 6));
+        next.reset();
+        assert!(next.rests());
     }
 }
 

@@ -1643,6 +1643,29 @@ mod tests {
     }
 
     #[test]
+    fn a_run_at_the_end_begins_where_its_alignment_is() {
+        let mut map = laid_out(65, &[('z', 8), ('d', 9)]);
+        let wall = map.top() - G;
+        give_back(&mut map, wall);
+        assert_eq!(map.allocate(&Request { align: 2 * G, ..request(32, Want::Any) }).unwrap().offset, 66 * G);
+        map.check();
+    }
+
+    #[test]
+    fn segments_that_were_moved_stay_apart_and_make_a_run() {
+        let mut map = SpanMap::new(64 * G, G).unwrap();
+        let [one, other, _wall] = [8, 8, 1].map(|pages| allocate(&mut map, pages, Want::Any).offset);
+        for span in [one, other] {
+            map.mark(span, Marks { moved: true, ..Marks::default() });
+            assert_eq!(map.release(span), None);
+        }
+        assert_eq!(map.segments().count(), 3);
+        let retained = Request { fresh: false, ..request(12, Want::Any) };
+        assert_eq!(map.allocate(&retained).map(|grant| grant.pieces.len()), Some(2));
+        map.check();
+    }
+
+    #[test]
     fn a_run_goes_through_retained_memory_before_address_space() {
         let mut map = laid_out(0, &[('z', 4), ('d', 8), ('r', 8)]);
         give_back(&mut map, 12 * G);
