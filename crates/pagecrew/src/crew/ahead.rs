@@ -230,7 +230,9 @@ mod tests {
     fn a_piece_whose_revocation_failed_is_the_helpers_until_it_says_so() {
         let ahead = Ahead::new();
         assert!(ahead.set_out(|number| Some(piece(number))) && ahead.set_out(|number| Some(piece(number))));
+        assert_eq!(ahead.ready(), 2);
         assert!(ahead.work(|slot, _, revoked| {
+            assert_eq!(ahead.ready(), 1);
             // While the barrier works, the piece is the caller's at once, though the helper has yet to say that it has let go.
             assert_eq!(ahead.revoke_with(slot, || Ok::<(), ()>(())), Revoked::Interrupted);
             assert!(!ahead.has_failed() && !ahead.has_let_go(slot));

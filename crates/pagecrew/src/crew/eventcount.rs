@@ -124,6 +124,8 @@ mod tests {
             while asleep() == 0 {
                 std::thread::yield_now();
             }
+            // It is about to sleep, and then sleeps.
+            std::thread::sleep(Duration::from_millis(50));
             // It may have been counted and not be in the kernel yet: then it doesn't fall asleep.
             assert_eq!(events.notify(1), 1);
             listener.join().unwrap();

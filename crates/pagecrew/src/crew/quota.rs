@@ -141,6 +141,13 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_is_looked_at_often() {
+        let watch = QuotaWatch::new();
+        watch.note(5, Some(cgroup::Cpu { quota_milli: 1000, throttled: 0, used_us: Some(0) }));
+        assert_eq!(watch.due_ns.load(Ordering::Relaxed), 5 + LOOK_NS);
+    }
+
+    #[test]
     fn one_at_a_time_looks_and_only_when_it_is_due() {
         let watch = QuotaWatch::new();
         let due = || watch.due_ns.load(Ordering::Relaxed);

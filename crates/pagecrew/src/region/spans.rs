@@ -2030,6 +2030,21 @@ mod tests {
         map.finish_transfers(&grant);
         map.check();
         assert_eq!((map.retained(), map.discarding()), ((16 + 3) * G, 0));
+        // The first granule is another span's as well.
+        let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
+        let [_, hole, _, dirty, _] = [5, 43, 8, 32, 8].map(|pages| allocate(&mut map, pages, Want::Any).offset);
+        map_anew(&mut map, hole);
+        assert_eq!(map.release(dirty), None);
+        let grant = map.allocate(&Request { len: 40 * G, ..transfer }).unwrap();
+        assert_eq!((grant.offset, grant.transfers()[0].to, lengths(&grant)), (5 * G, 8 * G, vec![32]));
+        // No more of them than a grant has room for.
+        let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
+        let hole = allocate(&mut map, 128, Want::Any).offset;
+        let spans = [8; 2 * TRANSFERS + 4].map(|pages| allocate(&mut map, pages, Want::Any).offset);
+        map_anew(&mut map, hole);
+        spans.iter().skip(1).step_by(2).for_each(|&span| assert_eq!(map.release(span), None));
+        let grant = map.allocate(&Request { len: 100 * G, ..transfer }).unwrap();
+        assert_eq!((grant.offset, lengths(&grant)), (0, vec![8; TRANSFERS]));
         // What is left of the last granule has pages, if only zero ones.
         let mut map = with_a_hole(46);
         assert_eq!(lengths(&map.allocate(&transfer).unwrap()).iter().sum::<usize>(), 40);
@@ -2056,12 +2071,12 @@ mod tests {
         map.check();
         assert_eq!((grant.offset, zeroed(&map)), (6 * G, 1 + 6), "before it and behind it");
         let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
-        let [_, hole, behind] = [5, 6, 5].map(|pages| allocate(&mut map, pages, Want::Any).offset);
+        let [_, hole, behind] = [5, 6, 13].map(|pages| allocate(&mut map, pages, Want::Any).offset);
         map_anew(&mut map, hole);
         let grant = map.allocate(&Request { align: 2 * G, ..request(4, Want::Any) }).unwrap();
         map.check();
         assert_eq!((grant.offset, zeroed(&map)), (6 * G, 2), "as far as it is nobody's");
-        assert_eq!(map.in_use_at(behind).unwrap().len, 5 * G);
+        assert_eq!(map.in_use_at(behind).unwrap().len, 13 * G);
         // What was retained had pages without the rest.
         let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
         let [_, hole, _wall] = [first, 11, 8].map(|pages| allocate(&mut map, pages.max(5), Want::Any).offset);
