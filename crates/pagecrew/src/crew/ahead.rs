@@ -188,8 +188,8 @@ impl Ahead {
 mod tests {
     use super::*;
 
-    const ZONE: Range = Range { start: 1 << 30, len: 1 << 30 };
-    const OTHER: Range = Range { start: 2 << 30, len: 1 << 30 };
+    const ZONE: Range = Range { start: 0x4000_0000, len: 0x4000_0000 };
+    const OTHERS: [Range; 2] = [Range { start: 0, ..ZONE }, Range { start: 0x8000_0000, ..ZONE }];
 
     fn piece(number: usize) -> Range {
         Range { start: ZONE.start + (number << 22), len: 1 << 22 }
@@ -208,7 +208,7 @@ mod tests {
         assert!(ahead.set_out(|number| Some(piece(number))) && !ahead.set_out(|_| None));
         assert_eq!((ahead.under_way(), collected(&ahead, ZONE)), (1 << 22, vec![]));
         assert!(ahead.work(|_, range, _| (range == piece(0), 5)) && !ahead.work(|_, _, _| unreachable!()));
-        assert_eq!(collected(&ahead, OTHER), []);
+        OTHERS.iter().for_each(|&other| assert_eq!(collected(&ahead, other), []));
         assert_eq!(collected(&ahead, ZONE), [(0, true)]);
         assert_eq!((ahead.under_way(), collected(&ahead, ZONE)), (0, vec![]));
     }
@@ -339,7 +339,7 @@ mod model {
     use loom::sync::{Arc, Mutex};
     use loom::thread;
 
-    const PIECE: Range = Range { start: 1 << 30, len: 4096 };
+    const PIECE: Range = Range { start: 0x4000_0000, len: 4096 };
     /// What the next owner writes; a helper writes [`HELPERS`].
     const OWNERS: u8 = 1;
     const HELPERS: u8 = 2;

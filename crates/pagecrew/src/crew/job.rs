@@ -253,6 +253,17 @@ mod tests {
     }
 
     #[test]
+    fn only_an_open_job_has_chunks_and_only_while_some_are_left() {
+        let job = Job::<1>::new();
+        job.claim();
+        job.publish(1, true);
+        assert!(job.has_chunks() && job.take(1, None).is_some() && !job.has_chunks());
+        job.publish(5, true);
+        job.reset();
+        assert!(job.is_free() && job.left() == 5 && !job.has_chunks());
+    }
+
+    #[test]
     fn a_revoked_job_hands_out_nothing() {
         let job = Job::<1>::new();
         job.claim();

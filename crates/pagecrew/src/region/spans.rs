@@ -1789,10 +1789,14 @@ mod tests {
         assert_eq!((map.in_use_at(span).unwrap().len, map.retained()), (3 * G, 5 * G));
         map.check();
         let other = map.allocate(&Request { class: 4, ..request(20, Want::Any) }).unwrap().offset;
-        assert_eq!((map.shrink(other, 20 * G, 3), map.in_use_at(other).unwrap().class), (None, 3));
-        let other = allocate(&mut map, 20, Want::Any).offset;
-        assert_eq!(map.shrink(other, 17 * G, 1), None);
-        let left = map.in_use_at(other).unwrap();
+        let before = map.in_use_at(other).unwrap();
+        assert_eq!((map.shrink(other, before.len, 3), before.class), (None, 4));
+        assert_eq!(map.in_use_at(other).unwrap().class, 3);
+        let mut map = SpanMap::new(64 * G, G).unwrap();
+        let span = allocate(&mut map, 20, Want::Any).offset;
+        assert!(map.in_use_at(span).unwrap().marks.fresh);
+        assert_eq!(map.shrink(span, 17 * G, 1), None);
+        let left = map.in_use_at(span).unwrap();
         assert_eq!((left.class, left.marks.fresh), (1, false));
         map.check();
     }
