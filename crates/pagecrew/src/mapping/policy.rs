@@ -46,17 +46,17 @@ pub fn purpose(request: Request, len: usize, memory: usize) -> Purpose {
     }
 }
 
-/// Whole huge pages in `len` bytes at `start`.
-fn huge_pages(start: usize, len: usize) -> usize {
+/// Bytes of whole huge pages in `len` bytes at `start`.
+fn in_huge_pages(start: usize, len: usize) -> usize {
     let first = start.next_multiple_of(HUGE_PAGE_SIZE);
-    ((start + len) & !(HUGE_PAGE_SIZE - 1)).saturating_sub(first) / HUGE_PAGE_SIZE
+    ((start + len) & !(HUGE_PAGE_SIZE - 1)).saturating_sub(first)
 }
 
 /// A better address for a mapping of `len` bytes that the kernel has put at `start`: just below, where huge pages fit. The kernel
 /// itself aligns lengths that are multiples of a huge page (6.7), and fills address space from above.
 pub fn better_address(start: usize, len: usize) -> Option<usize> {
     let below = start & !(HUGE_PAGE_SIZE - 1);
-    (len <= ALIGN_MOST && below > 0 && huge_pages(below, len) > huge_pages(start, len)).then_some(below)
+    (len <= ALIGN_MOST && below > 0 && in_huge_pages(below, len) > in_huge_pages(start, len)).then_some(below)
 }
 
 #[cfg(test)]
@@ -103,7 +103,7 @@ mod tests {
         fn a_better_address_is_close_aligned_and_has_more(start in 1usize..1 << 30, len in LEAST..4 * ALIGN_MOST) {
             if let Some(better) = better_address(start, len) {
                 prop_assert!(better <= start && start - better < HUGE_PAGE_SIZE && better % HUGE_PAGE_SIZE == 0);
-                prop_assert!(huge_pages(better, len) > huge_pages(start, len));
+                prop_assert!(in_huge_pages(better, len) > in_huge_pages(start, len));
             }
         }
     }
