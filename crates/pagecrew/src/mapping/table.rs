@@ -236,14 +236,14 @@ mod tests {
     fn a_full_table_forgets_and_stays_right() {
         let mut table = Box::new(Table::new());
         for index in 0..ENTRIES + 5 {
-            table.insert(range(4 * index, 3), Kind::Eligible);
+            table.insert(range(8 * index, 6), Kind::Eligible);
         }
-        assert_eq!((listed(&table).len(), table.eligible_bytes()), (ENTRIES, 3 * ENTRIES));
-        assert_eq!(table.covers(range(4 * ENTRIES, 1)), None);
+        assert_eq!((listed(&table).len(), table.eligible_bytes()), (ENTRIES, 6 * ENTRIES));
+        assert_eq!(table.covers(range(8 * ENTRIES, 1)), None);
         // In two pieces, of which the second finds no room.
-        table.remove(range(41, 1));
-        assert_eq!((table.covers(range(40, 1)), table.covers(range(42, 1))), (Some(Kind::Eligible), None));
-        assert_eq!((listed(&table).len(), table.eligible_bytes()), (ENTRIES, 3 * ENTRIES - 2));
+        table.remove(range(81, 1));
+        assert_eq!((table.covers(range(80, 1)), table.covers(range(82, 1))), (Some(Kind::Eligible), None));
+        assert_eq!((listed(&table).len(), table.eligible_bytes()), (ENTRIES, 6 * ENTRIES - 5));
         table.clear();
         assert_eq!((listed(&table).len(), table.eligible_bytes()), (0, 0));
     }
