@@ -151,7 +151,24 @@ mod tests {
             assert!(bin == last || bin == last + 1, "{pages}");
             last = bin;
         }
-        assert!(bin(u32::MAX as usize) < BINS && bin(1 << 31) < BINS);
+        let most = bin(1 << 32);
+        assert!(most < BINS && BINS <= most + PER_DOUBLING, "as many as are needed");
+        assert_eq!([(16, 17), (17, 18), (15, 16)].map(|(pages, others)| alike(pages, others)), [true, false, false]);
+    }
+
+    #[test]
+    fn bins_are_empty_again_when_the_last_run_has_left() {
+        let links = Links::new(1 << 16).unwrap();
+        for pages in [3, 17, 500, 2000, 1 << 20] {
+            let mut bins = Bins::new();
+            assert!(bins.is_empty());
+            bins.insert(&links, 1, pages);
+            bins.insert(&links, 2, pages);
+            bins.remove(&links, 1, pages);
+            assert!(!bins.is_empty(), "{pages}");
+            bins.remove(&links, 2, pages);
+            assert!(bins.is_empty(), "{pages}");
+        }
     }
 
     #[test]

@@ -142,7 +142,8 @@ mod tests {
     fn a_program_that_has_had_nearly_all_of_its_group_fills_it() {
         // 100 MiB of its own, 200 of others, and 20 more that it may have.
         let limits = looked_at(&signals(100, Some((320, 300))));
-        assert_eq!([112, 113].map(|mib| limits.fills_group(mib * M)), [false, true]);
+        let most = 112 * M + M / 2;
+        assert_eq!([most, most + 1].map(|resident| limits.fills_group(resident)), [false, true]);
         assert!(!looked_at(&signals(100, None)).fills_group(1 << 40));
     }
 
