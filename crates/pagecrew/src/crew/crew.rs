@@ -259,8 +259,12 @@ impl<E: Employer> Crew<E> {
 
     /// Bytes of open jobs of `operation` that nobody has taken yet, and for whose end nobody waits.
     pub fn backlog(&self, operation: Operation) -> usize {
-        let open =
-            |place: &&Place| place.job.has_chunks() && !place.waiting.load(Ordering::Relaxed) && place.job.enter();
+        self.untaken(operation, |place| !place.waiting.load(Ordering::Relaxed))
+    }
+
+    /// Bytes of open jobs of `operation` that nobody has taken yet, of those jobs that are `wanted`.
+    pub(super) fn untaken(&self, operation: Operation, wanted: impl Fn(&Place) -> bool) -> usize {
+        let open = |place: &&Place| place.job.has_chunks() && wanted(place) && place.job.enter();
         let left = |place: &Place| {
             // SAFETY: this thread is inside the job.
             let task = unsafe { *place.task.get() };
@@ -554,6 +558,30 @@ mod tests {
             assert!(clock::now_ns() < deadline, "a helper without work stays in the idle class");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Whoever waits takes part, but all others that were turned away for a moment have to come back.
+    #[test]
+    fn helpers_that_were_turned_away_come_back_to_a_job_that_somebody_waits_for() {
+        let crew = crew(None);
+        if sched::online_cpus() < 2 {
+            return;
+        }
+        let range = filled(256 << 20);
+        let place = crew.open(task(Operation::Discard, range), true).unwrap();
+        crew.shared.contention.taken();
+        crew.shared.contention.leave();
+        assert!(crew.watch());
+        let deadline = clock::now_ns() + 60_000_000_000;
+        while place.job.has_chunks() {
+            assert!(clock::now_ns() < deadline, "{} bytes are left", place.job.left() * GRAIN);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // SAFETY: this thread has published the task and is inside the job.
+        unsafe { crew.pass_stragglers(place, &*place.task.get()) };
+        // SAFETY: as above.
+        crew.leave(place, unsafe { *place.task.get() });
+        assert_eq!(pagemap::bytes_of(range, pagemap::Category::Present).unwrap(), 0);
     }
 
     /// Threads on every CPU and more: helpers keep away, and the work is done all the same.

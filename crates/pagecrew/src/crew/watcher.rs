@@ -88,8 +88,9 @@ impl<E: Employer> Crew<E> {
         contention.seen_to();
         for operation in [Operation::Discard, Operation::Zero, Operation::Populate] {
             let index = operation.index();
-            let demand =
-                Demand { bytes: self.backlog(operation), rate: self.shared.rates[index].load(Ordering::Relaxed) };
+            // Whoever waits for a job takes part in it, and had helpers as well before they were turned away.
+            let bytes = self.untaken(operation, |_| true);
+            let demand = Demand { bytes, rate: self.shared.rates[index].load(Ordering::Relaxed) };
             self.shared.pending[index].store(0, Ordering::Relaxed);
             if !worth_a_wake_up(demand) || !self.call(demand.bytes, operation) {
                 self.assist(operation, || false);
