@@ -124,9 +124,8 @@ mod tests {
             while asleep() == 0 {
                 std::thread::yield_now();
             }
-            // It is about to sleep, and then sleeps.
+            // It was counted and is on its way into the kernel: where it is there in time, only a wake-up ends its sleep.
             std::thread::sleep(Duration::from_millis(50));
-            // It may have been counted and not be in the kernel yet: then it doesn't fall asleep.
             assert_eq!(events.notify(1), 1);
             listener.join().unwrap();
             assert!(begin.elapsed() < Duration::from_secs(60));

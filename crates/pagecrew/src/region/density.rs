@@ -5,9 +5,9 @@
 //! one of its size is asked for, and some of those that come back. Where most pages were touched, spans of that size come from memory with huge pages from then
 //! on, and those are looked at as well when they come back for the first time: what still is zero then was not used.
 //!
-//! Very large spans begin on the other side: they nearly always are used whole, and gain most. As long as nothing
-//! more is known, the one that was handed out before is looked at for jumps: who fills a span goes through it, who uses it thinly leaves
-//! out most of what lies between.
+//! Very large spans begin on the other side: they nearly always are used whole, and gain most. As long as nothing more is known, the one
+//! that was handed out before is looked at for jumps: who fills a span goes through it, who uses it thinly leaves out most of what lies
+//! between.
 
 use super::classes::{ALIGNED_LEAST, KINDS, kind_of};
 use crate::sys::memory::{self, Range};

@@ -299,10 +299,10 @@ pub struct SpanMap {
 
 /// How many candidates a search looks at before it takes the next kind: bounds the time under the zone's lock.
 const CANDIDATES: usize = 16;
-/// As many before memory is not given back: a segment of one granule and more may have none that is whole.
-const DISCARD_CANDIDATES: usize = 64;
 /// How many segments a run may be put together from, for the same reason.
 const RUN: usize = 12;
+/// How many segments are looked at for whole granules to give back: one shorter than two may have none.
+const DISCARD_CANDIDATES: usize = 64;
 
 /// Spans of this length and more with small pages don't begin at distances of a power of two, but so much further apart. It is the step
 /// between sizes there: what is cut off fits other spans.
@@ -710,10 +710,10 @@ impl SpanMap {
         let behind = (end, end.next_multiple_of(self.granule).min(self.len), end - PAGE, grant.pieces.last());
         let before = (offset & !(self.granule - 1), offset, offset, grant.pieces.first());
         for (rest, (from, to, page, piece)) in [behind, before].into_iter().enumerate() {
-            if reserved(piece) {
+            if from < to && reserved(piece) {
                 let brought = grant.brings(page);
                 self.give_reserved_pages(from, to, if brought { State::Discarding } else { State::Zeroed });
-                grant.rests[rest] = (brought && from < to).then_some(from);
+                grant.rests[rest] = brought.then_some(from);
             }
         }
     }
@@ -813,7 +813,7 @@ impl SpanMap {
         classes::class_of(match len {
             _ if self.granule > PAGE => len,
             _ if len >= SPREAD_LEAST + SPREAD => len - SPREAD,
-            // Classes are further apart than that.
+            // A short one has the room, and the classes of longer ones are further apart than that.
             _ => len.saturating_sub(ROOM),
         })
     }
@@ -2066,7 +2066,7 @@ mod tests {
     #[test]
     fn the_rest_of_a_granule_in_address_space_comes_with_a_span() {
         let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
-        let [first, hole, _wall] = [5, 11, 8].map(|pages| allocate(&mut map, pages, Want::Any).offset);
+        let [_, hole, _wall] = [5, 11, 8].map(|pages| allocate(&mut map, pages, Want::Any).offset);
         assert_eq!(hole, 5 * G, "behind the first, in its granule");
         map_anew(&mut map, hole);
         let zeroed = |map: &SpanMap| map.bytes().retained_zeroed as usize / G;
@@ -2083,9 +2083,9 @@ mod tests {
         assert_eq!(map.in_use_at(behind).unwrap().len, 13 * G);
         // What was retained had pages without the rest.
         let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
-        let [_, hole, _wall] = [first, 11, 8].map(|pages| allocate(&mut map, pages.max(5), Want::Any).offset);
+        let [first, hole, _wall] = [5, 11, 8].map(|pages| allocate(&mut map, pages, Want::Any).offset);
         map_anew(&mut map, hole);
-        assert_eq!(map.release(0), None);
+        assert_eq!(map.release(first), None);
         assert_eq!((allocate(&mut map, 2, Want::Any).offset, zeroed(&map)), (0, 0));
         // Nor may more be accessible than is in use, where that is counted.
         let mut map = SpanMap::new(512 * G, 8 * G).unwrap();
