@@ -184,9 +184,13 @@ mod tests {
         // It was looked at only just now.
         assert!(leaves(&mut found, none));
         found = Found::default();
+        // A while ago is not just now.
         let nowhere = CpuSet::new();
+        found.at_ns = clock::now_ns() - LOOK_NS;
         assert!(!contention.leaves_room(&mut found, &nowhere, 0, || (1, 0)));
         assert!(contention.now());
+        let until = contention.until_ns.load(Ordering::Relaxed);
+        assert!(until <= clock::now_ns() + keep_away_ns(1), "they come back before long");
         contention.leave();
         assert!(contention.left());
         // Nobody looks again meanwhile.
@@ -195,6 +199,47 @@ mod tests {
         contention.over();
         assert!(!contention.now() && !contention.left());
         assert!(leaves(&mut found, all));
+    }
+
+    #[test]
+    fn what_runs_for_a_moment_only_is_looked_at_again_a_little_later() {
+        // On a busy machine they may be far apart by themselves; not every time.
+        for _ in 0..100 {
+            let (contention, looks) = (Contention::new(), std::cell::RefCell::new(Vec::new()));
+            let crew = || {
+                looks.borrow_mut().push(clock::now_ns());
+                (1, 0)
+            };
+            assert!(!contention.leaves_room(&mut Found::default(), &CpuSet::new(), 0, crew));
+            let looks = looks.into_inner();
+            assert_eq!(looks.len(), LOOKS);
+            assert!(looks.windows(2).all(|pair| pair[1] - pair[0] >= APART_NS), "{looks:?}");
+        }
+    }
+
+    #[test]
+    fn a_process_on_some_of_the_cpus_has_room_where_they_are_idle() {
+        let leaves = |own: &CpuSet, cpus: usize, idle_milli: u64| {
+            let idle = Idle { at_ns: clock::now_ns(), sum_ns: 0, milli: Some(idle_milli) };
+            Contention::new().leaves_room(&mut Found { at_ns: 0, idle }, own, cpus, || (0, 0))
+        };
+        // By the number of running tasks, nothing is ever left of no CPU.
+        let own = CpuSet::new();
+        assert!(leaves(&own, 4, 1000));
+        assert!(!leaves(&own, 4, 0));
+        assert!(!leaves(&own, 0, 1000), "it has all CPUs there are");
+    }
+
+    #[test]
+    fn idle_time_is_read_anew_after_a_while() {
+        let cpus = sched::affinity().unwrap();
+        let mut idle = Idle::default();
+        assert_eq!(idle.look(&cpus), None, "nothing is known of the time before");
+        let first = idle.at_ns;
+        assert_eq!((idle.look(&cpus), idle.at_ns), (None, first));
+        std::thread::sleep(std::time::Duration::from_nanos(IDLE_LEAST_NS));
+        assert!(idle.look(&cpus).is_some_and(|milli| milli <= 1500 * cpus.count() as u64), "{idle:?}");
+        assert!(idle.at_ns >= first + IDLE_LEAST_NS);
     }
 
     #[test]
@@ -211,5 +256,8 @@ mod tests {
         assert_eq!(idle.milli, Some(0));
         idle.note(13_300 * ms, None);
         assert_eq!(idle.milli, None);
+        idle.note(20_000 * ms, Some(0));
+        idle.note(20_000 * ms + IDLE_MOST_NS, Some(0));
+        assert_eq!(idle.milli, None, "just too long ago");
     }
 }

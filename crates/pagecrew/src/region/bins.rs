@@ -190,4 +190,19 @@ mod tests {
         bins.remove(&links, 4000, 18);
         assert_eq!(bins.from(&links, 1).count() + bins.down_to(&links, 1).count(), 0);
     }
+
+    #[test]
+    fn runs_of_very_different_lengths_are_found_in_order() {
+        let links = Links::new(1 << 16).unwrap();
+        let lengths = [3, 17, 500, 2000, 1 << 14, 1 << 17, 3 << 17, 1 << 20, 1 << 25];
+        let mut bins = Bins::new();
+        for (run, &pages) in lengths.iter().enumerate() {
+            bins.insert(&links, run, pages);
+        }
+        for (first, &least) in lengths.iter().enumerate() {
+            let longer = first..lengths.len();
+            assert_eq!(bins.from(&links, least).collect::<Vec<_>>(), longer.clone().collect::<Vec<_>>());
+            assert_eq!(bins.down_to(&links, least).collect::<Vec<_>>(), longer.rev().collect::<Vec<_>>());
+        }
+    }
 }

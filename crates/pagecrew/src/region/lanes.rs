@@ -151,6 +151,8 @@ mod tests {
             );
         }
         assert_eq!(lanes.of(99), 0, "a CPU that came later");
+        // The first move spreads them by number, the next ones by what lies above.
+        assert_eq!([0, 1, 2, 3, 4].map(|moves| lanes.lane_after(9, moves)), [0, 1, 0, 3, 2]);
     }
 
     #[test]

@@ -281,4 +281,44 @@ mod tests {
         assert_eq!(map.get(2), Some(Segment { class: 0, state: State::Cached, ..plain }));
         assert_eq!(map.part(1, 2, true).get(1), map.get(2));
     }
+
+    #[test]
+    fn what_is_counted_of_a_span_is_one_and_its_pages() {
+        let map = PageMap::new(8).unwrap();
+        let span = Segment { len: 17 << 12, state: State::InUse, marks: Marks::default(), class: 41 };
+        for (huge, kind) in [(false, 0), (true, 1)] {
+            let part = map.part(2, 3, huge);
+            part.set(1, &span);
+            let (retired, employed) = (part.retire(1).unwrap(), part.employ_checked(1));
+            for seen in [retired, employed] {
+                assert_eq!((seen.counted(), seen.kind()), (ONE | 17 << PAGES, kind));
+                assert_eq!((seen.class(), seen.pages(), seen.bytes()), (41, 17, 17 << 12));
+            }
+        }
+        assert_eq!((map.pages(), map.part(2, 3, true).pages()), (8, 3));
+    }
+
+    #[test]
+    fn a_span_without_a_class_waits_as_one_that_no_cache_takes() {
+        let map = PageMap::new(4).unwrap();
+        let span = Segment { len: 1 << 16, state: State::InUse, marks: Marks::default(), class: 0 };
+        map.set(1, &span);
+        assert!(map.retire_any(1));
+        map.set(2, &Segment { state: State::Cached, ..span });
+        assert_eq!(map.words.at(1).load(Relaxed), map.words.at(2).load(Relaxed));
+    }
+
+    #[test]
+    fn what_is_forgotten_reads_as_nothing_and_a_closed_map_ends_earlier() {
+        let map = PageMap::new(4096).unwrap();
+        let span = Segment { len: 1 << 16, state: State::InUse, marks: Marks::default(), class: 1 };
+        for page in [100, 700, 2000, 3000] {
+            map.set(page, &span);
+        }
+        map.forget(512, 2048);
+        assert_eq!([100, 700, 2000, 3000].map(|page| map.get(page).is_some()), [true, false, false, true]);
+        map.close_from(1024);
+        assert_eq!((map.pages(), map.get(3000)), (1024, None));
+        assert_eq!(map.get(100), Some(span));
+    }
 }
