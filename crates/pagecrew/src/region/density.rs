@@ -3,7 +3,8 @@
 //! A huge page is zeroed and takes memory as a whole at its first touch. So spans of a size that nothing is known of, nor of those next to
 //! it, are cut from memory with small pages, and the pages of some of them are looked at: one that was handed out a while ago when the next
 //! one of its size is asked for, and some of those that come back. Where most pages were touched, spans of that size come from memory with huge pages from then
-//! on, and those are looked at as well when they come back for the first time: what still is zero then was not used.
+//! on, and those are looked at as well when they come back for the first time: what still is zero then was probably not used, which the next
+//! span shows, in small pages again.
 //!
 //! Very large spans begin on the other side: they nearly always are used whole, and gain most. As long as nothing more is known, the one
 //! that was handed out before is looked at for jumps: who fills a span goes through it, who uses it thinly leaves out most of what lies
@@ -18,6 +19,8 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize};
 const UNKNOWN: u8 = 0;
 const DENSE: u8 = 1;
 const THIN: u8 = 2;
+/// Its huge pages were full of zeroes. A program may have written those: the next span has small pages, which tell.
+const DOUBTFUL: u8 = 3;
 
 /// A program that has less than this in use has its spans in small pages: what is left of the last huge page would weigh too much.
 const WORTH: usize = 16 << 20;
@@ -51,9 +54,17 @@ impl Kind {
         (seen.start != 0).then_some(seen)
     }
 
-    /// Whether the `count`-th chance is taken: always while nothing is known and looking may soon pay, then often, then now and then.
+    /// Its huge pages were full of zeroes: from the next span on it is learnt anew.
+    fn doubt(&self) {
+        self.verdict.store(DOUBTFUL, Relaxed);
+        self.seen.store(0, Relaxed);
+        self.handed_out.store(0, Relaxed);
+        self.taken_back.store(0, Relaxed);
+    }
+
+    /// Whether the `count`-th chance is taken: always while nothing is certain and looking may soon pay, then often, then now and then.
     fn due(&self, count: u32) -> bool {
-        let eager = self.verdict.load(Relaxed) == UNKNOWN && count <= EAGER;
+        let eager = matches!(self.verdict.load(Relaxed), UNKNOWN | DOUBTFUL) && count <= EAGER;
         eager || count.is_power_of_two() || count.is_multiple_of(64)
     }
 }
@@ -115,7 +126,7 @@ impl Density {
             // A size that comes up seldom is probably used as those next to it.
             UNKNOWN => {
                 let beside = [kind.wrapping_sub(1), kind + 1].map(verdict);
-                beside.contains(&DENSE) && !beside.contains(&THIN) && in_use >= WORTH
+                beside.contains(&DENSE) && !beside.contains(&THIN) && !beside.contains(&DOUBTFUL) && in_use >= WORTH
             }
             verdict => verdict == DENSE && (len >= ALIGNED_LEAST || in_use >= WORTH),
         }
@@ -160,7 +171,10 @@ impl Density {
         if kind.due(kind.taken_back.fetch_add(1, Relaxed) + 1) {
             // SAFETY: by the function's own contract.
             let touched = if huge { unsafe { written(span) } } else { resident(span) };
-            self.note(span.len, touched);
+            match touched.verdict() {
+                Some(THIN) if huge => kind.doubt(),
+                _ => self.note(span.len, touched),
+            }
         }
     }
 
@@ -344,6 +358,52 @@ mod tests {
     }
 
     #[test]
+    fn zeroes_that_a_program_wrote_into_huge_pages_cost_it_one_span_with_small_pages() {
+        for size in [4 << 20, 64 << 20] {
+            let density = Density::new();
+            density.note(size, Touched { pages: 1, of: 1 });
+            let wants = || density.wants_huge_pages(size, 1 << 30, nobody);
+            for _ in 0..8 {
+                density.handed_out(span(size, true), nobody);
+            }
+            let zeroes = span(size, true);
+            touch(zeroes, HUGE_PAGE_SIZE);
+            // SAFETY: the test's own span.
+            unsafe { (zeroes.start as *mut u8).write_bytes(0, zeroes.len) };
+            // SAFETY: as above.
+            unsafe { density.taken_back(zeroes, true) };
+            assert!(!wants());
+            let beside = |len: usize| density.wants_huge_pages(len, 1 << 30, nobody);
+            density.note(size / 4, Touched { pages: 1, of: 1 });
+            assert!(!beside(size / 2), "one of its neighbours may be thin");
+            let small = span(size, false);
+            density.handed_out(small, |seen| (seen == small).then_some(false));
+            assert!(!wants(), "it was not touched yet");
+            touch(small, PAGE_SIZE);
+            density.handed_out(span(size, false), |seen| (seen == small).then_some(false));
+            assert!(wants());
+        }
+    }
+
+    #[test]
+    fn what_is_thin_indeed_stays_with_small_pages() {
+        let density = Density::new();
+        let size = 64 << 20;
+        let wants = || density.wants_huge_pages(size, 1 << 30, nobody);
+        let (first, second) = (span(size, true), span(size, false));
+        // SAFETY: the test's own span.
+        unsafe { density.taken_back(first, true) };
+        density.handed_out(second, |_| Some(false));
+        touch(second, 1 << 20);
+        density.handed_out(second, |_| Some(false));
+        assert!(!wants());
+        // SAFETY: as above.
+        unsafe { density.taken_back(second, false) };
+        assert!(!wants());
+        assert_eq!(density.kinds[kind_of(size)].verdict.load(Relaxed), THIN, "which is certain now");
+    }
+
+    #[test]
     fn a_very_large_span_with_jumps_is_followed_by_one_with_small_pages() {
         let density = Density::new();
         let size = 64 << 20;
@@ -473,6 +533,6 @@ mod tests {
             density.kinds[3].verdict.store(verdict, Relaxed);
             (1..=1000).filter(|&count| density.kinds[3].due(count)).count()
         };
-        assert_eq!((due(UNKNOWN), due(THIN)), (32 + 15, 6 + 15));
+        assert_eq!([UNKNOWN, DOUBTFUL, DENSE, THIN].map(due), [32 + 15, 32 + 15, 6 + 15, 6 + 15]);
     }
 }
