@@ -54,12 +54,14 @@ impl Kind {
         (seen.start != 0).then_some(seen)
     }
 
-    /// Its huge pages were full of zeroes: from the next span on it is learnt anew.
+    /// Its huge pages were full of zeroes: from the next span on it is learnt anew. What comes back is still looked at as seldom as before,
+    /// so that a program that writes nothing but zeroes does not go back and forth.
     fn doubt(&self) {
-        self.verdict.store(DOUBTFUL, Relaxed);
-        self.seen.store(0, Relaxed);
-        self.handed_out.store(0, Relaxed);
-        self.taken_back.store(0, Relaxed);
+        if matches!(self.verdict.load(Relaxed), UNKNOWN | DENSE) {
+            self.verdict.store(DOUBTFUL, Relaxed);
+            self.seen.store(0, Relaxed);
+            self.handed_out.store(0, Relaxed);
+        }
     }
 
     /// Whether the `count`-th chance is taken: always while nothing is certain and looking may soon pay, then often, then now and then.
@@ -400,7 +402,32 @@ mod tests {
         // SAFETY: as above.
         unsafe { density.taken_back(second, false) };
         assert!(!wants());
-        assert_eq!(density.kinds[kind_of(size)].verdict.load(Relaxed), THIN, "which is certain now");
+        let verdict = || density.kinds[kind_of(size)].verdict.load(Relaxed);
+        assert_eq!(verdict(), THIN, "which is certain now");
+        for _ in 0..EAGER {
+            // SAFETY: as above.
+            unsafe { density.taken_back(first, true) };
+        }
+        assert_eq!(verdict(), THIN, "and stays so, whatever comes back later of its huge pages");
+    }
+
+    #[test]
+    fn a_program_that_writes_only_zeroes_has_huge_pages_most_of_the_time() {
+        let density = Density::new();
+        let size = 4 << 20;
+        let (zeroes, small) = (span(size, true), span(size, false));
+        touch(small, PAGE_SIZE);
+        let huge = |_| {
+            let huge = density.wants_huge_pages(size, 1 << 30, nobody);
+            if huge {
+                // SAFETY: the test's own span.
+                unsafe { density.taken_back(zeroes, true) };
+            } else {
+                density.handed_out(small, |seen| (seen == small).then_some(false));
+            }
+            huge
+        };
+        assert!((0..1000).map(huge).filter(|&huge| huge).count() > 900);
     }
 
     #[test]
