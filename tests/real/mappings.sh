@@ -104,12 +104,16 @@ SOURCE
     cmp "$work/without" "$work/with" || fail "another result"
 }
 
-# The mapping is counted, and what is zero in its huge pages goes back.
-mapping_trimmed() {
+can_trim_mappings() {
     local release
     release=$(uname -r)
     grep -q '\[madvise\]' /sys/kernel/mm/transparent_hugepage/enabled || skip "huge pages are not for those who ask"
     [ "$(printf '6.12\n%s\n' "$release" | sort -V | head -n 1)" = 6.12 ] || skip "needs Linux 6.12"
+}
+
+# The mapping is counted, and what is zero in its huge pages goes back.
+mapping_trimmed() {
+    can_trim_mappings
     "$pagecrew" run --trim on --stats-json "$work/json" -- "$programs/mappings" sparse || fail "status $?"
     python3 - "$work/json" <<'SOURCE'
 import json, sys
@@ -118,6 +122,29 @@ assert counters["mapped_eligible_bytes"] == 256 << 20, counters
 assert counters["trimmed_bytes"] > 4 << 20, counters
 print(counters["trimmed_huge_pages"], "huge pages trimmed")
 SOURCE
+}
+
+# A program that gave most of its memory back gets rid of what is zero in the rest within seconds, though memory is not short.
+mapping_at_rest() {
+    can_trim_mappings
+    "$pagecrew" run -- python3 -c '
+import mmap, time
+
+MIB = 1 << 20
+length, kept = 512 * MIB, 64 * MIB
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) * mmap.PAGESIZE // MIB
+memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for at in range(0, length, MIB):
+    memory[at] = 1
+print(resident(), "MiB")
+memory.madvise(mmap.MADV_DONTNEED, 0, length - kept)
+begin = time.monotonic()
+while resident() > kept // MIB // 2:
+    assert time.monotonic() < begin + 45, resident()
+    time.sleep(0.2)
+print(resident(), "MiB after", round(time.monotonic() - begin), "s")
+assert all(memory[at] == 1 for at in range(length - kept, length, MIB))
+' || fail "status $?"
 }
 
 add java/g1 120 java_heap -XX:+UseG1GC -Xcheck:jni
@@ -129,6 +156,7 @@ add python-suite/buffers 240 python_suite test_memoryview test_array test_bytes 
 add node/buffers 120 node_buffers
 add node/compacting 120 node_buffers --stress-compaction --gc-interval=500
 add mappings/trimmed 60 mapping_trimmed
+add mappings/at-rest 60 mapping_at_rest
 
 long=yes
 # Strings and bytes of gigabytes.

@@ -2,7 +2,7 @@
 
 use super::fleet::{Fleet, Id, Turn};
 use super::options::Options;
-use super::shortage;
+use super::shortage::{self, Rest};
 use super::tally::Tally;
 use super::target::{Mapping, MappingKind, Other, Target, TargetError};
 use super::trimmer::{Clock, Kernel, Step, Trimmer};
@@ -10,7 +10,7 @@ use crate::region::{Hook, Region};
 use crate::stats::Counters;
 use crate::sys::memory::{self, Advice, Range};
 use crate::sys::pagemap::{Category, HugeKind, Pagemap};
-use crate::sys::{Errno, cgroup, process, procfs};
+use crate::sys::{Errno, cgroup, clock, process, procfs};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -103,17 +103,17 @@ pub struct SpanTrimmer {
     fleet: Mutex<Option<Fleet<Own>>>,
     /// Adds ranges that are looked at besides the spans.
     more: Option<fn(&mut Vec<Range>)>,
-    /// Nothing is looked at as long as memory isn't short.
-    when_short: bool,
+    /// Where set, nothing is looked at as long as memory isn't short and the program isn't at rest.
+    when_missed: Option<Mutex<Rest>>,
 }
 
-/// How often it is looked whether memory is short.
-const SHORT_INTERVAL: Duration = Duration::from_secs(1);
+/// How often it is looked whether anything would be missed.
+const MISSED_INTERVAL: Duration = Duration::from_secs(1);
 
 impl SpanTrimmer {
     /// With these options; a program's own spans are excluded by their addresses.
     pub fn new(options: Options) -> SpanTrimmer {
-        SpanTrimmer { options, fleet: Mutex::new(None), more: None, when_short: false }
+        SpanTrimmer { options, fleet: Mutex::new(None), more: None, when_missed: None }
     }
 
     /// The ranges that `more` adds are looked at, too. It is called by the watcher.
@@ -121,10 +121,20 @@ impl SpanTrimmer {
         SpanTrimmer { more: Some(more), ..self }
     }
 
-    /// Only while memory is short, on the machine or in the control group: what a program has set to zero on purpose stays in
-    /// huge pages as long as nobody misses it.
-    pub fn when_short(self) -> SpanTrimmer {
-        SpanTrimmer { when_short: true, ..self }
+    /// Only while memory is short, on the machine or in the control group, or the program is at rest ([`Rest`]): what a program has set to zero
+    /// on purpose stays in huge pages as long as nobody misses it.
+    pub fn when_missed(self) -> SpanTrimmer {
+        SpanTrimmer { when_missed: Some(Mutex::default()), ..self }
+    }
+
+    fn is_due(&self) -> bool {
+        let Some(rest) = &self.when_missed else { return true };
+        // What can't be read is neither short nor at rest.
+        let rests = procfs::resident_and_peak().is_ok_and(|(resident, peak)| {
+            let mut rest = rest.lock().unwrap_or_else(PoisonError::into_inner);
+            rest.is_at_rest(resident, peak, clock::now_ns())
+        });
+        rests || shortage::is_short(procfs::memory_info().ok(), cgroup::memory())
     }
 }
 
@@ -134,8 +144,8 @@ impl Hook for SpanTrimmer {
     }
 
     fn run(&self, spans: &dyn Fn() -> Vec<Range>, counters: &Counters) -> Option<Duration> {
-        if self.when_short && !shortage::is_short(procfs::memory_info().ok(), cgroup::memory()) {
-            return Some(SHORT_INTERVAL);
+        if !self.is_due() {
+            return Some(MISSED_INTERVAL);
         }
         let mut fleet = self.fleet.lock().unwrap_or_else(PoisonError::into_inner);
         let fleet = fleet.get_or_insert_with(|| {
@@ -174,6 +184,10 @@ impl Hook for SpanTrimmer {
         // SAFETY: by the function's own contract nobody else is here, although the parent's watcher may have held the lock. What was known of
         // the parent's pages is not given back: it may have been in the middle of a change.
         unsafe { std::ptr::write((&raw const self.fleet).cast_mut(), Mutex::new(None)) };
+        if self.when_missed.is_some() {
+            // SAFETY: as above.
+            unsafe { std::ptr::write((&raw const self.when_missed).cast_mut(), Some(Mutex::default())) };
+        }
     }
 }
 
