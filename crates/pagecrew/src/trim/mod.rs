@@ -6,7 +6,7 @@
 //! the contents under its own locks, so no write is lost, whatever was read before; and nobody is stopped or traced.
 //!
 //! - [`sample`], [`budget`], [`history`], [`plan`]: the policy. Is a huge page under-used, what may it cost to find out, when is it looked
-//!   at again, whose turn is it, is memory short ([`shortage`]). Pure.
+//!   at again, whose turn is it, would it be missed ([`shortage`]). Pure.
 //! - [`target`]: a process, as far as it matters here; [`trimmer`]: one process; [`fleet`]: many, within one budget.
 //! - [`own_process`], [`spans`], [`SpanTrimmer`]: this process itself.
 //! - [`protect`]: what a process can do to be left alone; [`support`]: whether this kernel can.
