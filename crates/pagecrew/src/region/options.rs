@@ -32,7 +32,7 @@ pub struct Options {
 /// When under-used huge pages are trimmed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trim {
-    /// Where the program maps much memory itself, and memory is short.
+    /// Where the program maps much memory itself, while memory is short or once it has given most of its own back.
     Auto,
     /// Always.
     On,
