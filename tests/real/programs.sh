@@ -103,6 +103,28 @@ mappings() {
     echo "$(wc -l <"$work/without") lines are the same"
 }
 
+# Blocks that are freed and asked for again, over and over: nobody is woken up each time.
+pairs_wake_nobody() {
+    needs python3
+    "$pagecrew" run -- python3 -c '
+import ctypes, resource
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+length, pairs = 4 << 20, 2000
+blocks = [libc.malloc(length) for _ in range(16)]
+switches = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+before = switches()
+for pair in range(pairs):
+    index = pair * 7919 % 13
+    libc.free(blocks[index])
+    blocks[index] = libc.malloc(length)
+    ctypes.memset(blocks[index], pair & 0xff, length)
+print(switches() - before, "voluntary context switches in", pairs, "pairs")
+assert switches() - before < pairs // 4
+' || fail "status $?"
+}
+
 with_plugin() {
     program_over "$1" dlopen "$programs/plugin.so"
 }
@@ -165,6 +187,7 @@ for setting in always never; do
     add "huge-pages/$setting" 120 huge_pages_are "$setting"
 done
 add invalid 30 invalid
+add pairs 60 pairs_wake_nobody
 add output/buffered 60 output buffered 3
 add output/writing 90 output writing 12
 for pattern in growing growing-by-realloc ping-pong odd-sizes changing two-kinds mixed threads; do

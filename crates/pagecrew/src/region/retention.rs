@@ -11,7 +11,7 @@ use crate::crew::{Employer, Operation, Task, Tick};
 use crate::stats::MAX_ZONES;
 use crate::sys::{clock, memory};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Memory that is retained without a watcher: less than a new thread is worth.
@@ -76,6 +76,8 @@ pub(super) struct Retention {
     budget: AtomicUsize,
     last_call_ns: AtomicU64,
     next_look: NextLook,
+    /// Whether the watcher found nothing at its last look, and looks once more before it rests.
+    found_nothing: AtomicBool,
     pub limits: Limits,
     watch: Mutex<Watch>,
 }
@@ -93,6 +95,7 @@ impl Retention {
             budget: AtomicUsize::new(0),
             last_call_ns: AtomicU64::new(now),
             next_look: NextLook::new(),
+            found_nothing: AtomicBool::new(false),
             limits: Limits::new(),
             watch: Mutex::new(Watch::new(options, now)),
         };
@@ -141,6 +144,7 @@ impl Retention {
         self.budget.store(0, Ordering::Relaxed);
         self.churn.after_fork();
         self.next_look.reset();
+        self.found_nothing.store(false, Ordering::Relaxed);
         // Without a watcher, nobody reads it again.
         self.limits.after_fork(options.helpers == Some(0));
     }
@@ -473,13 +477,17 @@ impl Core {
     fn pause(&self, crew: &RegionCrew, now: u64) -> Tick {
         let active = now < self.retention.last_call_ns.load(Ordering::Relaxed) + ACTIVE_NS;
         let cramped = active && self.cramped();
-        if self.watched(crew) == 0 && !cramped {
+        let nothing = self.watched(crew) == 0 && !cramped;
+        // It rests at the second look in a row that finds nothing: a program that frees a block and asks for it again, over and over, would
+        // otherwise call it each time.
+        if self.retention.found_nothing.swap(nothing, Ordering::Relaxed) && nothing {
+            self.retention.found_nothing.store(false, Ordering::Relaxed);
             return if self.retention.next_look.rest(|| self.watched(crew) > 0) { Tick::Rest } else { Tick::Again };
         }
         // A program that grows outside the region may use up what retention may exceed its target by before the next look, whether
         // or not it calls here meanwhile. In an idle one, what is retained decays, and the looks with it.
         let lead = Duration::from_micros((self.slack() / GROWTH_PER_US) as u64);
-        let pause = if self.watched(crew) == 0 { CRAMPED_PAUSE } else { lead.clamp(LEAST_PAUSE, MOST_PAUSE) };
+        let pause = if self.watched(crew) == 0 && cramped { CRAMPED_PAUSE } else { lead.clamp(LEAST_PAUSE, MOST_PAUSE) };
         self.retention.next_look.again_at(now + pause.as_nanos() as u64);
         Tick::Wait(pause)
     }
