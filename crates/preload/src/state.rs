@@ -139,7 +139,7 @@ fn mappings(list: &mut Vec<Range>) {
 pub fn look_after_mappings() {
     let Some(region) = region() else { return };
     if START.get().is_some_and(|start| start.options.trim == Trim::Auto) {
-        region.set_hook(Box::new(SpanTrimmer::new(trim::Options::default()).and(mappings).when_missed()));
+        region.set_hook(Box::new(SpanTrimmer::new(trim::Options::default()).and(mappings).sparingly()));
     }
     if START.get().is_some_and(|start| start.options.trim != Trim::Off) {
         region.wake_hook();

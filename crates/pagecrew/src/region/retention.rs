@@ -28,8 +28,6 @@ const GROWTH_PER_US: usize = 4_000;
 const ACTIVE_NS: u64 = 1_000_000_000;
 /// While fresh memory is being touched, no more than this is left on its way back.
 const ROOM_BACKLOG: usize = 8 << 20;
-/// What is worth zeroing is begun at once where so much was freed, and at the watcher's next look otherwise.
-const ZERO_AT_ONCE: usize = 16 << 20;
 /// How long a program whose group is full waits for what others are giving back for it: they may get no CPU.
 const AWAIT_MOST_NS: u64 = 100_000_000;
 const AWAIT_STEP: Duration = Duration::from_micros(20);
@@ -409,9 +407,7 @@ impl Core {
         let zeroes = self.worth_zeroing(freed);
         // Room may come back: the limit is raised, others leave the group.
         let worth_watching = self.retained() >= UNWATCHED || self.cramped() || self.wants_look();
-        // A watcher that is about to look anyway sees to little by itself: a call costs more than it gains.
-        let at_once = zeroes && freed >= ZERO_AT_ONCE;
-        if (at_once || ((zeroes || worth_watching) && self.retention.next_look.rests())) && !crew.watch() {
+        if (zeroes || (worth_watching && self.retention.next_look.rests())) && !crew.watch() {
             self.discard_down_to(crew, UNWATCHED, None);
         }
     }
@@ -479,20 +475,21 @@ impl Core {
 
     /// When the watcher should look next.
     fn pause(&self, crew: &RegionCrew, now: u64) -> Tick {
+        let watched = self.watched(crew) > 0;
         let active = now < self.retention.last_call_ns.load(Ordering::Relaxed) + ACTIVE_NS;
         let cramped = active && self.cramped();
-        let nothing = self.watched(crew) == 0 && !cramped;
         // It rests at the second look in a row that finds nothing: a program that frees a block and asks for it again, over and over, would
         // otherwise call it each time.
-        if self.retention.found_nothing.swap(nothing, Ordering::Relaxed) && nothing {
-            self.retention.found_nothing.store(false, Ordering::Relaxed);
+        let nothing = !watched && !cramped;
+        let rests = nothing && self.retention.found_nothing.load(Ordering::Relaxed);
+        self.retention.found_nothing.store(nothing && !rests, Ordering::Relaxed);
+        if rests {
             return if self.retention.next_look.rest(|| self.watched(crew) > 0) { Tick::Rest } else { Tick::Again };
         }
         // A program that grows outside the region may use up what retention may exceed its target by before the next look, whether
         // or not it calls here meanwhile. In an idle one, what is retained decays, and the looks with it.
         let lead = Duration::from_micros((self.slack() / GROWTH_PER_US) as u64);
-        let pause =
-            if self.watched(crew) == 0 && cramped { CRAMPED_PAUSE } else { lead.clamp(LEAST_PAUSE, MOST_PAUSE) };
+        let pause = if cramped && !watched { CRAMPED_PAUSE } else { lead.clamp(LEAST_PAUSE, MOST_PAUSE) };
         self.retention.next_look.again_at(now + pause.as_nanos() as u64);
         Tick::Wait(pause)
     }

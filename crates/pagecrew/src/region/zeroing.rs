@@ -27,8 +27,10 @@ const LOOK_WINDOWS: usize = 16;
 
 /// What is known of the demand for zeroes, and what is being done about it.
 pub(super) struct Zeroing {
-    /// Zeroed bytes asked for since the watcher last set some out, and whether any ever were.
+    /// Zeroed bytes asked for since the watcher last set some out.
     wanted: AtomicUsize,
+    /// Whether more memory would be set out if there were any: zeroes were asked for since the watcher's last look, or it found too little for
+    /// them. Not where it may set out nothing: calling it would be in vain.
     in_demand: AtomicBool,
     /// Bytes zeroed ahead that were used where zeroes were not needed, since then.
     wasted: AtomicUsize,
@@ -130,6 +132,8 @@ impl Core {
 
     /// Sets out dirty memory for helpers to zero, as much as is worth having. Called by the watcher.
     pub fn zero_ahead(&self, crew: &RegionCrew, now: u64) {
+        // Before what is wanted is read: who asks after that says so again.
+        self.zeroing.in_demand.store(false, Ordering::Relaxed);
         let wanted = self.zeroing.wanted.swap(0, Ordering::Relaxed);
         let wasted = self.zeroing.wasted.swap(0, Ordering::Relaxed);
         let mut demand = lock(&self.zeroing.demand);
@@ -140,7 +144,6 @@ impl Core {
         let goal = demand.goal(now);
         drop(demand);
         if goal == 0 {
-            self.zeroing.in_demand.store(false, Ordering::Relaxed);
             self.caches.set_zeroes_wanted(false);
         }
         if !self.options.zero {
@@ -176,6 +179,9 @@ impl Core {
                 set_out = true;
             }
             self.publish(zone, &mut inner);
+        }
+        if missing > 0 {
+            self.zeroing.in_demand.store(true, Ordering::Relaxed);
         }
         if set_out {
             crew.call(0, Operation::Zero);

@@ -6,7 +6,7 @@
 //! the contents under its own locks, so no write is lost, whatever was read before; and nobody is stopped or traced.
 //!
 //! - [`sample`], [`budget`], [`history`], [`plan`]: the policy. Is a huge page under-used, what may it cost to find out, when is it looked
-//!   at again, whose turn is it, would it be missed ([`shortage`]). Pure.
+//!   at again, whose turn is it, is memory short ([`shortage`]), is a program at rest ([`rest`]). Pure.
 //! - [`target`]: a process, as far as it matters here; [`trimmer`]: one process; [`fleet`]: many, within one budget.
 //! - [`own_process`], [`spans`], [`SpanTrimmer`]: this process itself.
 //! - [`protect`]: what a process can do to be left alone; [`support`]: whether this kernel can.
@@ -21,6 +21,7 @@ pub mod options;
 mod own;
 pub mod plan;
 pub mod protect;
+pub mod rest;
 pub mod sample;
 pub mod shortage;
 pub mod support;

@@ -2,7 +2,8 @@
 
 use super::fleet::{Fleet, Id, Turn};
 use super::options::Options;
-use super::shortage::{self, Rest};
+use super::rest::Rest;
+use super::shortage;
 use super::tally::Tally;
 use super::target::{Mapping, MappingKind, Other, Target, TargetError};
 use super::trimmer::{Clock, Kernel, Step, Trimmer};
@@ -10,7 +11,7 @@ use crate::region::{Hook, Region};
 use crate::stats::Counters;
 use crate::sys::memory::{self, Advice, Range};
 use crate::sys::pagemap::{Category, HugeKind, Pagemap};
-use crate::sys::{Errno, cgroup, clock, process, procfs};
+use crate::sys::{Errno, cgroup, process, procfs};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -100,20 +101,27 @@ const LEAST_PAUSE: Duration = Duration::from_millis(1);
 /// Source: the kernel's own shrinker ("split underutilized THPs", 2024), which only begins when memory is short.
 pub struct SpanTrimmer {
     options: Options,
-    fleet: Mutex<Option<Fleet<Own>>>,
+    watched: Mutex<Watched>,
     /// Adds ranges that are looked at besides the spans.
     more: Option<fn(&mut Vec<Range>)>,
-    /// Where set, nothing is looked at as long as memory isn't short and the program isn't at rest.
-    when_missed: Option<Mutex<Rest>>,
+    /// Nothing is looked at as long as memory isn't short and the program isn't at rest.
+    sparingly: bool,
 }
 
-/// How often it is looked whether anything would be missed.
-const MISSED_INTERVAL: Duration = Duration::from_secs(1);
+/// What is known of the program and its pages.
+#[derive(Default)]
+struct Watched {
+    rest: Rest,
+    fleet: Option<Fleet<Own>>,
+}
+
+/// How often it is looked whether memory is short or the program at rest.
+const SPARING_INTERVAL: Duration = Duration::from_secs(1);
 
 impl SpanTrimmer {
     /// With these options; a program's own spans are excluded by their addresses.
     pub fn new(options: Options) -> SpanTrimmer {
-        SpanTrimmer { options, fleet: Mutex::new(None), more: None, when_missed: None }
+        SpanTrimmer { options, watched: Mutex::default(), more: None, sparingly: false }
     }
 
     /// The ranges that `more` adds are looked at, too. It is called by the watcher.
@@ -122,20 +130,16 @@ impl SpanTrimmer {
     }
 
     /// Only while memory is short, on the machine or in the control group, or the program is at rest ([`Rest`]): what a program has set to zero
-    /// on purpose stays in huge pages as long as nobody misses it.
-    pub fn when_missed(self) -> SpanTrimmer {
-        SpanTrimmer { when_missed: Some(Mutex::default()), ..self }
+    /// on purpose stays in huge pages otherwise.
+    pub fn sparingly(self) -> SpanTrimmer {
+        SpanTrimmer { sparingly: true, ..self }
     }
+}
 
-    fn is_due(&self) -> bool {
-        let Some(rest) = &self.when_missed else { return true };
-        // What can't be read is neither short nor at rest.
-        let rests = procfs::resident_and_peak().is_ok_and(|(resident, peak)| {
-            let mut rest = rest.lock().unwrap_or_else(PoisonError::into_inner);
-            rest.is_at_rest(resident, peak, clock::now_ns())
-        });
-        rests || shortage::is_short(procfs::memory_info().ok(), cgroup::memory())
-    }
+/// Whether memory is short or the program at rest, at time `now`. What can't be read is neither.
+fn is_called_for(rest: &mut Rest, now: u64) -> bool {
+    let at_rest = procfs::resident_and_peak().is_ok_and(|(resident, peak)| rest.is_at_rest(resident, peak, now));
+    at_rest || shortage::is_short(procfs::memory_info().ok(), cgroup::memory())
 }
 
 impl Hook for SpanTrimmer {
@@ -144,11 +148,11 @@ impl Hook for SpanTrimmer {
     }
 
     fn run(&self, spans: &dyn Fn() -> Vec<Range>, counters: &Counters) -> Option<Duration> {
-        if !self.is_due() {
-            return Some(MISSED_INTERVAL);
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.sparingly && !is_called_for(&mut watched.rest, Kernel.now_ns()) {
+            return Some(SPARING_INTERVAL);
         }
-        let mut fleet = self.fleet.lock().unwrap_or_else(PoisonError::into_inner);
-        let fleet = fleet.get_or_insert_with(|| {
+        let fleet = watched.fleet.get_or_insert_with(|| {
             let mut fleet = Fleet::new(self.options.clone(), &Kernel);
             fleet.admit(OWN, Own::new(Vec::new()), 0);
             fleet
@@ -183,11 +187,7 @@ impl Hook for SpanTrimmer {
     unsafe fn after_fork(&self) {
         // SAFETY: by the function's own contract nobody else is here, although the parent's watcher may have held the lock. What was known of
         // the parent's pages is not given back: it may have been in the middle of a change.
-        unsafe { std::ptr::write((&raw const self.fleet).cast_mut(), Mutex::new(None)) };
-        if self.when_missed.is_some() {
-            // SAFETY: as above.
-            unsafe { std::ptr::write((&raw const self.when_missed).cast_mut(), Some(Mutex::default())) };
-        }
+        unsafe { std::ptr::write((&raw const self.watched).cast_mut(), Mutex::default()) };
     }
 }
 
