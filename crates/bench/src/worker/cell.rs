@@ -66,6 +66,8 @@ pub struct Cell {
     pub idle_threads: usize,
     /// Other spans of 64 KiB that are in use.
     pub live_spans: usize,
+    /// Size of a block that is touched and freed before all else; 0 for none. A malloc may learn from it.
+    pub freed_before: usize,
 }
 
 /// What one thread did.
@@ -81,6 +83,9 @@ struct Done {
 /// that has less time for it. The peak is that of the whole process, the filling included.
 pub fn run(cell: &Cell) -> Result<()> {
     let spans = (0..cell.live_spans).map(|_| Block::new(Origin::Malloc, SPAN)).collect::<Result<Vec<_>>>()?;
+    if cell.freed_before > 0 {
+        Block::new(Origin::Malloc, cell.freed_before)?.touch();
+    }
     let (ready, end) = (Barrier::new(cell.idle_threads + 1), Barrier::new(cell.idle_threads + 1));
     let done = std::thread::scope(|scope| {
         for _ in 0..cell.idle_threads {
@@ -182,6 +187,7 @@ mod tests {
             limit_ns: 60_000_000_000,
             idle_threads: 0,
             live_spans: 0,
+            freed_before: 0,
         };
         let count = |cell: &Cell| work(cell).unwrap().iter().map(|done| done.rounds).collect::<Vec<_>>();
         assert_eq!(count(&cell), [100, 100]);

@@ -60,6 +60,7 @@ pub fn run(args: &[String]) -> Result<()> {
             limit_ns: args.number(7)? as u64,
             idle_threads: args.number(8)?,
             live_spans: args.number(9)?,
+            freed_before: args.number(10)?,
         }),
         "small" => small::run(small::Kind::named(args.text(1)?)?, args.number(2)?, args.number(3)? as u64),
         "pairs" => pairs::run(args.number(1)?, args.number(2)?),
@@ -169,7 +170,7 @@ mod tests {
             &["warm"],
             &["warm", "much"],
             &["release", "heap", "4096"],
-            &["cell", "1", "1", "half", "0", "1", "1", "1", "0", "0"],
+            &["cell", "1", "1", "half", "0", "1", "1", "1", "0", "0", "0"],
             &["small", "dance", "1", "1"],
             &["burst", "no", "1"],
             &["trim-table", "half", "4", "x"],
@@ -189,7 +190,7 @@ mod tests {
         call(&["grow", "1048576", "8388608"]).unwrap();
         call(&["pairs", "64", "1000"]).unwrap();
         call(&["idle", "67108864", "0"]).unwrap();
-        call(&["cell", "65536", "1048576", "whole", "2", "4", "100", "1000000000", "3", "5"]).unwrap();
+        call(&["cell", "65536", "1048576", "whole", "2", "4", "100", "1000000000", "3", "5", "20971520"]).unwrap();
         call(&["burst", "main", "1000000"]).unwrap();
         call(&["burst", "other", "1000000"]).unwrap();
         call(&["small", "larson", "2", "1000000"]).unwrap();

@@ -59,11 +59,13 @@ pub struct Cell {
     pub slots: usize,
 }
 
-/// What else is in the process.
+/// What else is in the process, or was.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Crowd {
     pub idle_threads: usize,
     pub live_spans: usize,
+    /// Size of a block that is touched and freed before all else; 0 for none.
+    pub freed_before: usize,
 }
 
 /// How long the timed rounds take with the malloc by which their number was chosen. Each contestant does the same number.
@@ -142,6 +144,7 @@ impl Cell {
             limit_ns.to_string(),
             number(crowd.idle_threads),
             number(crowd.live_spans),
+            number(crowd.freed_before),
         ];
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let figures = program::run(&mut worker(contestant, &arguments))?.figures()?;

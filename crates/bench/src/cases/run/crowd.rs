@@ -27,8 +27,8 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     for (sizes, touch) in SUBJECTS {
         let cell = Cell { sizes, touch, threads: 1, slots: 16 };
         let crowds = [
-            (format!("{MANY_THREADS} threads asleep"), Crowd { idle_threads: MANY_THREADS, live_spans: 0 }),
-            (format!("{MANY_SPANS} spans of 64 KiB in use"), Crowd { idle_threads: 0, live_spans: MANY_SPANS }),
+            (format!("{MANY_THREADS} threads asleep"), Crowd { idle_threads: MANY_THREADS, ..Crowd::default() }),
+            (format!("{MANY_SPANS} spans of 64 KiB in use"), Crowd { live_spans: MANY_SPANS, ..Crowd::default() }),
         ];
         for (what, crowd) in crowds {
             let name = format!("{what} ({})", cell.name().trim_start_matches("cells: "));

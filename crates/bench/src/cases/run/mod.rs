@@ -1,7 +1,7 @@
 //! `pagecrew run` before all kinds of programs. The parts are named by the beginnings of their cases' names.
 //!
 //! - `cells`: blocks of 64 KiB and more, beside other mallocs; [`cell`] is one of them, [`judge`] says what it has to reach.
-//! - `burst`: smaller blocks after a large one was freed.
+//! - `burst`: smaller blocks after a large one was freed, of one size and of many.
 //! - `crowd`: the same with much else in the process.
 //! - `small`: blocks below 64 KiB, over each malloc.
 //! - `programs`: real programs, without it and with tcmalloc.
