@@ -3,11 +3,14 @@
 # real ones (tests/real) with their own checks, each compared with itself without Pagecrew. And those that trim or use a pool (tests/pool)
 # beside them.
 #
-# Usage: test-real.sh [--long | --long-only] [--list] [NAME ...]
+# Usage: test-real.sh [--long | --long-only] [--list] [--build] [NAME ...]
 #   NAME         runs only the test of that name, or those whose names begin with NAME/
 #   --long       those that take long as well
 #   --long-only  those that take long and no others
 #   --list       prints the names
+#   --build      builds the programs of tests/preload and tests/pool, and runs nothing
+#
+# In a guest (scripts/guests.sh) the tests of tests/guest are there as well, and each has `patience` times its limit.
 #
 # One line a test: its name, ok, FAILED or skipped with the reason, and seconds. What failed tests have printed follows at the end.
 # Status 1 if a test failed.
@@ -70,7 +73,9 @@ add() {
     commands+=("$(printf '%q ' "$@")")
 }
 
-for part in "$root"/tests/real/*.sh; do
+parts=("$root"/tests/real/*.sh)
+if [ -n "${guest:-}" ]; then parts+=("$root"/tests/guest/*.sh); fi
+for part in "${parts[@]}"; do
     # shellcheck source=/dev/null
     . "$part"
 done
@@ -81,12 +86,13 @@ if [ "${1:-}" = --one ]; then
     exit 0
 fi
 
-wanted=() with_long=no with_short=yes list=no
+wanted=() with_long=no with_short=yes list=no build=no
 for argument in "$@"; do
     case $argument in
     --long) with_long=yes ;;
     --long-only) with_long=yes with_short=no ;;
     --list) list=yes ;;
+    --build) build=yes ;;
     -*)
         sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" >&2
         exit 2
@@ -123,6 +129,26 @@ if [ "$list" = yes ]; then
     exit 0
 fi
 
+# Builds a program of a test unless that was done since its source changed: in a guest there may be no compiler.
+build_program() {
+    local source=$1 built=$2 kind=()
+    if [ "$built" -nt "$source" ] && [ "$built" -nt tests/preload/check.h ]; then return; fi
+    if [[ $built == *.so ]]; then kind=(-shared -fPIC); fi
+    # -fno-builtin: a compiler that knows malloc leaves out what looks useless.
+    "${CC:-cc}" -std=gnu11 -D_GNU_SOURCE -O1 -g -fno-builtin -Wall -Wextra -Werror ${kind[@]+"${kind[@]}"} -pthread \
+        "$source" -o "$built" -ldl
+}
+
+mkdir -p "$target/tests"
+programs_built=()
+for source in tests/preload/*.c tests/pool/*.c tests/guest/*.c; do
+    built=$target/tests/$(basename "$source" .c)
+    if [ "$source" = tests/preload/plugin.c ]; then built=$built.so; fi
+    build_program "$source" "$built"
+    programs_built+=("$built")
+done
+if [ "$build" = yes ]; then exit 0; fi
+
 for file in pagecrew libpagecrew_preload.so; do
     if [ ! -e "$target/release/$file" ]; then
         echo "$target/release/$file is missing; build it with: cargo build --workspace --release" >&2
@@ -142,21 +168,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 chmod 1777 "$scratch"
 mkdir "$scratch/bin"
-cp "$target/release/pagecrew" "$target/release/libpagecrew_preload.so" "$scratch/bin/"
-mkdir -p "$target/tests"
-for source in tests/preload/*.c tests/pool/*.c; do
-    name=$(basename "$source" .c)
-    built=$target/tests/$name
-    kind=()
-    if [ "$name" = plugin ]; then
-        built=$built.so
-        kind=(-shared -fPIC)
-    fi
-    # -fno-builtin: a compiler that knows malloc leaves out what looks useless.
-    "${CC:-cc}" -std=gnu11 -D_GNU_SOURCE -O1 -g -fno-builtin -Wall -Wextra -Werror ${kind[@]+"${kind[@]}"} -pthread \
-        "$source" -o "$built" -ldl
-    cp "$built" "$scratch/bin/"
-done
+cp "$target/release/pagecrew" "$target/release/libpagecrew_preload.so" "${programs_built[@]}" "$scratch/bin/"
 
 export pagecrew=$scratch/bin/pagecrew library=$scratch/bin/libpagecrew_preload.so programs=$scratch/bin
 # A setting of the caller's would change what is tested.
@@ -174,7 +186,8 @@ for index in "${!names[@]}"; do
     begin=${EPOCHREALTIME/[^0-9]/}
     status=0
     # In a process group of its own, which `timeout` ends as a whole.
-    timeout -k 10 "${limits[index]}" bash scripts/test-real.sh --one "${commands[index]}" >"$output" 2>&1 </dev/null &
+    limit=$((limits[index] * ${patience:-1}))
+    timeout -k 10 "$limit" bash scripts/test-real.sh --one "${commands[index]}" >"$output" 2>&1 </dev/null &
     current=$!
     wait "$current" || status=$?
     # What the test has left behind, if anything, goes too.
@@ -194,7 +207,7 @@ for index in "${!names[@]}"; do
     *)
         failed=$((failed + 1))
         reason="status $status"
-        if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then reason="not done after ${limits[index]} s"; fi
+        if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then reason="not done after $limit s"; fi
         printf '%-32s FAILED   %8s  %s\n' "$name" "$seconds" "$reason"
         { echo "$name: $reason" && tail -n 40 "$output" | sed 's/^/    /'; } >>"$scratch/failures"
         ;;

@@ -1,6 +1,6 @@
 use super::*;
 use crate::sys::sched::CpuSet;
-use std::sync::atomic::{AtomicBool, AtomicU8};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicUsize};
 
 fn both(limit: usize) -> Vec<CpuStacks> {
     vec![CpuStacks::new(limit).unwrap(), CpuStacks::with(limit, None).unwrap()]
@@ -168,4 +168,120 @@ fn no_number_is_lost_or_doubled() {
         all.sort_unstable();
         assert_eq!(all, (0..NUMBERS as u32).collect::<Vec<_>>());
     }
+}
+
+/// How many numbers [`pairs_under_forced_preemption`] has. All of them fit on one stack.
+const FEW: usize = 256;
+
+/// What its signal handler has to know.
+struct Interrupted {
+    stacks: CpuStacks,
+    /// 1 for a number that a thread or a handler has.
+    owned: [AtomicU8; FEW],
+    /// 1 for a number that a handler could not put back.
+    left: [AtomicU8; FEW],
+}
+
+impl Interrupted {
+    fn take(&self) -> Option<u32> {
+        let number = self.stacks.pop();
+        (number != NONE).then(|| {
+            assert_eq!(self.owned[number as usize].swap(1, Ordering::SeqCst), 0, "{number} doubled");
+            number
+        })
+    }
+
+    fn give(&self, number: u32) -> bool {
+        assert_eq!(self.owned[number as usize].swap(0, Ordering::SeqCst), 1, "{number} lost");
+        let put = self.stacks.push(number);
+        if !put {
+            self.owned[number as usize].store(1, Ordering::SeqCst);
+        }
+        put
+    }
+}
+
+/// Threads for which there are too few CPUs, moved from one to another and interrupted by signals whose handlers take and put as well:
+/// `PAGECREW_TEST_PAIRS` pairs, or 100,000.
+#[test]
+fn pairs_under_forced_preemption() {
+    static STATE: AtomicPtr<Interrupted> = AtomicPtr::new(std::ptr::null_mut());
+    static SIGNALS: AtomicUsize = AtomicUsize::new(0);
+    extern "C" fn interrupted(_: libc::c_int) {
+        // SAFETY: the state is there before the first signal and never goes.
+        let state = unsafe { &*STATE.load(Ordering::SeqCst) };
+        SIGNALS.fetch_add(1, Ordering::Relaxed);
+        if let Some(number) = state.take()
+            && !state.give(number)
+        {
+            state.left[number as usize].store(1, Ordering::SeqCst);
+        }
+    }
+    let wanted: usize = std::env::var("PAGECREW_TEST_PAIRS").map_or(100_000, |pairs| pairs.parse().unwrap());
+    let state: &Interrupted = Box::leak(Box::new(Interrupted {
+        stacks: CpuStacks::new(SLOTS).unwrap(),
+        owned: [const { AtomicU8::new(0) }; FEW],
+        left: [const { AtomicU8::new(0) }; FEW],
+    }));
+    assert_eq!(state.stacks.push_many(&(0..FEW as u32).collect::<Vec<_>>()), FEW);
+    STATE.store(std::ptr::from_ref(state).cast_mut(), Ordering::SeqCst);
+    // SAFETY: no other test uses this signal; the handler allocates nothing and takes no lock.
+    unsafe { libc::signal(libc::SIGWINCH, interrupted as *const () as libc::sighandler_t) };
+    let affinity = sched::affinity().unwrap();
+    let cpus: Vec<usize> = (0..topology::possible_cpus()).filter(|&cpu| affinity.contains(cpu)).collect();
+    let pairs = AtomicUsize::new(0);
+    let threads = std::sync::Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for worker in 0..2 * cpus.len() + 1 {
+            let (pairs, threads, cpus) = (&pairs, &threads, &cpus);
+            scope.spawn(move || {
+                // SAFETY: takes nothing.
+                threads.lock().unwrap().push((unsafe { libc::pthread_self() }, sched::thread_id()));
+                let mut round = worker;
+                while pairs.load(Ordering::Relaxed) < wanted {
+                    for _ in 0..64 {
+                        if let Some(number) = state.take() {
+                            while !state.give(number) {
+                                std::hint::spin_loop();
+                            }
+                            pairs.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                    // To where others are, with what this one has put elsewhere.
+                    round += 1;
+                    let mut one = CpuSet::new();
+                    one.insert(cpus[round % cpus.len()]);
+                    sched::set_affinity(&one).unwrap();
+                }
+                // From here on, nobody sends this thread a signal.
+                threads.lock().unwrap().retain(|&(_, id)| id != sched::thread_id());
+            });
+        }
+        scope.spawn(|| {
+            while pairs.load(Ordering::Relaxed) < wanted {
+                for &(thread, _) in threads.lock().unwrap().iter() {
+                    // SAFETY: a thread that is on the list waits for the lock before it ends.
+                    unsafe { libc::pthread_kill(thread, libc::SIGWINCH) };
+                }
+                std::thread::sleep(std::time::Duration::from_micros(100));
+            }
+        });
+    });
+    let mut all: Vec<u32> = (0..FEW as u32).filter(|&n| state.left[n as usize].load(Ordering::SeqCst) == 1).collect();
+    state.stacks.drain(|_| true, |numbers| all.extend_from_slice(numbers));
+    all.sort_unstable();
+    assert_eq!(all, (0..FEW as u32).collect::<Vec<_>>());
+    // SAFETY: all zeroes is a valid `rusage`; the call only writes to it.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        assert_eq!(libc::getrusage(libc::RUSAGE_SELF, &mut usage), 0);
+        usage
+    };
+    let how = if state.stacks.restartable() { "in restartable sequences" } else { "under try-locks" };
+    println!(
+        "{} pairs {how}, {} preemptions, {} signals: nothing lost or doubled",
+        pairs.into_inner(),
+        usage.ru_nivcsw,
+        SIGNALS.load(Ordering::Relaxed)
+    );
 }

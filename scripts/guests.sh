@@ -1,0 +1,139 @@
+#!/usr/bin/env bash
+# The machines that users have, one after the other under QEMU: boots each with Debian's own kernel and programs, and runs the tests
+# that make sense there. KVM is used where there is any, and emulation otherwise, so nothing here says how fast something is.
+#
+# Usage: guests.sh [--short] [--table] [MACHINE [TEST ...]]
+#   MACHINE   only this one; TEST ... only these of its tests, by the names or their beginnings as in test-real.sh
+#   --short   the machines and tests of `make test`, below five minutes
+#   --table   makes docs/platforms.md of the last run of every machine, and boots none
+#   --list    prints the machines
+#
+# One line a test, as test-real.sh prints them, behind the name of the machine. The whole output of a machine is in target/guests/.
+# Status 1 if a test failed or a machine hung.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+checkout=$PWD
+target=${CARGO_TARGET_DIR:-$checkout/target}
+results=$target/guests
+# shellcheck source=scripts/guests/packages.sh
+. scripts/guests/packages.sh
+# shellcheck source=scripts/guests/build.sh
+. scripts/guests/build.sh
+# shellcheck source=scripts/guests/machines.sh
+. scripts/guests/machines.sh
+
+usage() {
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+}
+
+short=no table=no wanted=()
+for argument in "$@"; do
+    case $argument in
+    --short) short=yes ;;
+    --table) table=yes ;;
+    --list)
+        printf '%s\n' "${machines[@]}"
+        exit 0
+        ;;
+    -*) usage ;;
+    *) wanted+=("$argument") ;;
+    esac
+done
+if [ "$table" = yes ]; then
+    exec python3 scripts/guests/table.py "$results" docs/platforms.md "${machines[@]}"
+fi
+chosen=("${machines[@]}")
+if [ "$short" = yes ]; then chosen=("${short_machines[@]}"); fi
+if [ "${#wanted[@]}" -gt 0 ]; then
+    chosen=("${wanted[0]}")
+    if ! declare -F "machine_${wanted[0]//-/_}" >/dev/null; then
+        echo "there is no machine called ${wanted[0]}; --list prints them" >&2
+        exit 2
+    fi
+fi
+for program in apt-get dpkg-deb xz; do
+    if ! command -v "$program" >/dev/null; then
+        echo "guests.sh needs $program: what runs in the guests comes from Debian's packages" >&2
+        exit 1
+    fi
+done
+
+# QEMU, with the libraries and the loader that it was built with, whatever this machine has.
+qemu() {
+    local libraries=$cache/qemu/usr/lib/x86_64-linux-gnu
+    QEMU_MODULE_DIR=$libraries/qemu "$libraries/ld-linux-x86-64.so.2" --library-path "$libraries" \
+        "$cache/qemu/usr/bin/qemu-system-$1" -L "$cache/qemu/usr/share/qemu" -L "$cache/qemu/usr/share/seabios" "${@:2}"
+}
+
+# Lines of the console, as they come, without what terminals understand.
+plain() {
+    sed -u -e 's/\r//g' -e 's/\x1b\[[0-9;?]*[a-zA-Z]//g' -e 's/\x1bc//g'
+}
+
+# boot NAME TEST...: one machine from its power button to its end. Adds to passed, failed and skipped.
+boot() {
+    local name=$1 log=$results/$1.log console=$results/$1.console status=0 line counts
+    shift
+    # What a machine is; see machines.sh.
+    local architecture=x86_64 release=trixie-amd64 kernel_package=linux-image-cloud-amd64 cpus=2 memory=4G append='' userland=whole
+    local swap=no limit=3600 patience=10 options=() tests=() short_tests=()
+    "machine_${name//-/_}"
+    if [ "$short" = yes ]; then tests=("${short_tests[@]}"); fi
+    if [ "$#" -gt 0 ]; then tests=("$@"); fi
+    kernel "kernel-$release-$kernel_package" "$release" "$kernel_package"
+    initramfs "$name" "${tests[@]}"
+    local accelerate=(-accel "tcg,thread=multi")
+    if [ "$architecture" = x86_64 ]; then
+        # With five levels of page tables, PAGEMAP_SCAN has double-faulted in emulation.
+        options+=(-cpu "max,-la57")
+        append="console=ttyS0 $append"
+        if [ -w /dev/kvm ] && [ "$(uname -m)" = x86_64 ] && grep -qE 'vmx|svm' /proc/cpuinfo; then
+            accelerate=(-accel kvm)
+            options+=(-cpu "host,-la57")
+            patience=2
+        fi
+    else
+        options+=(-machine virt -cpu "max,sve=off,pauth-impdef=on")
+        append="console=ttyAMA0 $append"
+    fi
+    truncate --size 2G "$results/$name.disk"
+    truncate --size 1G "$results/$name.swap"
+    timeout --foreground "$limit" bash -c "$(declare -f qemu); cache=$cache; qemu \"\$@\"" qemu "$architecture" \
+        "${accelerate[@]}" -smp "$cpus" -m "$memory" "${options[@]}" -nodefaults -nographic -serial stdio -no-reboot \
+        -drive "file=$results/$name.disk,format=raw,if=none,id=disk,cache=unsafe" -device virtio-blk-pci,drive=disk \
+        -drive "file=$results/$name.swap,format=raw,if=none,id=swap,cache=unsafe" -device virtio-blk-pci,drive=swap \
+        -kernel "$cache/kernel-$release-$kernel_package/vmlinuz" -initrd "$results/$name.initramfs" \
+        -append "$append quiet loglevel=3 panic=-1 oops=panic" </dev/null 2>&1 | plain | tee "$console" |
+        while IFS= read -r line; do
+            case $line in
+            guest:* | *' ok       '* | *' FAILED   '* | *' skipped  '* | '    '*) printf '%-12s %s\n' "$name" "$line" ;;
+            esac
+        done || status=$?
+    rm -f "$results/$name.disk" "$results/$name.swap" "$results/$name.initramfs"
+    {
+        echo "machine: $name"
+        echo "date: $(date --utc +%Y-%m-%d)"
+        echo "commit: $(git rev-parse --short HEAD 2>/dev/null || echo unknown)$(git diff --quiet HEAD 2>/dev/null || echo ' and changes')"
+        echo "short: $short$([ "$#" -eq 0 ] || echo ', some tests')"
+        cat "$console"
+    } >"$log"
+    counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$console" | tail -n 1) || true
+    if [ -z "$counts" ] || ! grep -q '^guest: over' "$console"; then
+        echo "$name did not come to its end (status $status, limit $limit s); its last lines:" >&2
+        tail -n 30 "$console" | sed 's/^/    /' >&2
+        failed=$((failed + 1))
+        return
+    fi
+    read -r p _ f _ s _ <<<"${counts//,/}"
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+}
+
+unpacked qemu trixie-amd64 busybox-static qemu-system-x86 qemu-system-arm
+mkdir -p "$results"
+passed=0 failed=0 skipped=0
+for name in "${chosen[@]}"; do
+    boot "$name" "${wanted[@]:1}"
+done
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

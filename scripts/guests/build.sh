@@ -1,0 +1,114 @@
+# What runs in a guest: the project's binaries and tests for its processor, and Debian's programs around them. Sourced by guests.sh.
+# shellcheck shell=bash disable=SC2154
+
+# A cpio archive of the directory, owned by root.
+archive() {
+    (cd "$1" && find . | "$cache/qemu/usr/bin/busybox" cpio -o -H newc -R 0:0 2>/dev/null)
+}
+
+# userland NAME RELEASE PACKAGE...: Debian's programs as $cache/NAME.cpio, once.
+userland() {
+    local name=$1 root=$cache/$1 directory
+    if [ "$(cat "$root.cpio.packages" 2>/dev/null)" = "${*:2}" ]; then return; fi
+    unpacked "$@"
+    # Packages of bookworm have files in /bin and in /usr/bin.
+    for directory in bin sbin lib lib64; do
+        if [ -d "$root/$directory" ] && [ ! -L "$root/$directory" ]; then
+            mkdir -p "$root/usr/$directory"
+            cp -a "$root/$directory/." "$root/usr/$directory/"
+            rm -rf "${root:?}/$directory"
+        fi
+        if [ -d "$root/usr/$directory" ]; then ln -sfn "usr/$directory" "$root/$directory"; fi
+    done
+    # What no test reads.
+    rm -rf "$root"/usr/share/{doc,man,locale,info,i18n,lintian,bug,zoneinfo,gcc,gdb} "$root"/usr/lib/*/gconv "$root"/usr/lib/*/perl* \
+        "$root"/usr/share/perl* "$root"/usr/lib/*/lib{asan,tsan,hwasan,lsan,ubsan,itm,gprofng}* "$root"/usr/bin/*-lto-dump-*
+    find "$root" \( -name lto1 -o -name 'lib[a-z]*san*.a' -o -name 'libgprofng*' \) -delete
+    archive "$root" >"$root.cpio"
+    echo "${*:2}" >"$root.cpio.packages"
+    rm -rf "$root"
+}
+
+bare_packages=(base-files base-passwd bash busybox-static coreutils findutils grep libc-bin libgcc-s1 mawk mount procps sed util-linux)
+whole_packages=("${bare_packages[@]}" e2fsprogs gcc libc6-dev numactl python3 strace)
+
+# The product, the test binaries (in guest-tests, by name) and the C programs (in tests) for the architecture, below the directory.
+product() {
+    local architecture=$1 directory=$2
+    if [ "$architecture" != x86_64 ]; then
+        cross_product "$directory"
+        return
+    fi
+    cargo build --quiet --workspace --release
+    mkdir -p "$directory"
+    stripped "$directory" strip < <(cargo test --quiet --workspace --release --no-run --message-format=json)
+    bash scripts/test-real.sh --build
+    cp "$target/release/pagecrew" "$target/release/libpagecrew_preload.so" "$directory/"
+}
+
+# The same with Debian's own compiler, since a rustup without its network has one target only.
+cross_product() {
+    local directory=$1
+    echo "guests: no cross build yet" >&2
+    return 1
+}
+
+# stripped DIRECTORY STRIP: the test binaries that cargo's messages on standard input name, without what only debuggers read. Those that
+# read the sources are left out.
+stripped() {
+    local directory=$1 strip=$2 name path
+    rm -rf "$directory/guest-tests"
+    mkdir -p "$directory/guest-tests"
+    python3 -c '
+import json, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("reason") == "compiler-artifact" and message.get("executable") and message["profile"]["test"]:
+        package = message["package_id"].split("#")[0].rsplit("/", 1)[-1]
+        name = message["target"]["name"]
+        kind = message["target"]["kind"][0]
+        print(package + ("" if kind in ("lib", "bin", "rlib") else "-" + name), message["executable"])
+' | while read -r name path; do
+        case $name in
+        bench* | *-golden | *-layers | *-corpus) ;;
+        *) "$strip" --strip-debug -o "$directory/guest-tests/$name" "$path" ;;
+        esac
+    done
+}
+
+# initramfs NAME TEST...: what the machine boots with, as $results/NAME.initramfs: Debian's programs, and over them the checkout, in
+# the same place as here, since tests know where they were built.
+initramfs() {
+    local name=$1 stage=$results/$1.stage inside module
+    shift
+    if [ "$userland" = whole ]; then
+        userland "userland-$release" "$release" "${whole_packages[@]}"
+    else
+        userland "userland-$release-bare" "$release" "${bare_packages[@]}"
+    fi
+    product "$architecture" "$target/guest-$architecture"
+    rm -rf "$stage"
+    inside=$stage$checkout
+    mkdir -p "$inside/target/release" "$inside/target/tmp" "$stage/modules"
+    cp -r "$target/guest-$architecture/." "$inside/target/release/"
+    cp -rp "$target/tests" "$inside/target/tests"
+    cp -rp --parents scripts tests docs/pool.md "$inside/"
+    mv "$inside/target/release/guest-tests" "$inside/target/guest-tests"
+    cp scripts/guests/init "$stage/init"
+    chmod 755 "$stage/init"
+    # For the disks, in the order in which they need each other; some kernels have most of them built in.
+    local number=0 wanted
+    for wanted in virtio virtio_ring virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci virtio_blk; do
+        while IFS= read -r module; do
+            number=$((number + 1))
+            case $module in
+            *.xz) xz --decompress --stdout "$module" >"$stage/modules/$number.ko" ;;
+            *) cp "$module" "$stage/modules/$number.ko" ;;
+            esac
+        done < <(find "$cache/kernel-$release-$kernel_package" -name "$wanted.ko*")
+    done
+    printf '%s\n' "machine=$name" "checkout=$checkout" "tests='$*'" "patience=$patience" "swap=$swap" >"$stage/guest.env"
+    cat "$cache/userland-$release$([ "$userland" = whole ] || echo -bare).cpio" >"$results/$name.initramfs"
+    archive "$stage" >>"$results/$name.initramfs"
+    rm -rf "$stage"
+}

@@ -1,0 +1,27 @@
+# shellcheck shell=bash disable=SC2154,SC2034
+# The test binaries that cargo built, as they run on the machine itself. Sourced by scripts/test-real.sh in guests.
+
+# unit NAME ARGUMENT...: the binary, with the tests that are named in it left out.
+unit() {
+    local name=$1
+    shift
+    cd "$work" || exit
+    RUST_BACKTRACE=0 "$target/guest-tests/$name" "$@" 2>&1 || fail "status $?"
+    echo "passed"
+}
+
+for binary in "$root"/target/guest-tests/*; do
+    add "unit/$(basename "$binary")" 600 unit "$(basename "$binary")"
+done
+
+# Pairs on the stacks of the CPUs, by threads that are preempted, moved and interrupted all the time.
+sequences() {
+    PAGECREW_TEST_PAIRS=$1 "$root/target/guest-tests/pagecrew" --exact sys::cpu_stack::tests::pairs_under_forced_preemption --nocapture >"$work/out" 2>&1 ||
+        fail "status $?: $(cat "$work/out")"
+    grep -h ' pairs' "$work/out" | tail -n 1
+}
+
+case $(uname -m) in
+aarch64) add sequences 600 sequences 1000000 ;;
+*) add sequences 600 sequences 100000 ;;
+esac
