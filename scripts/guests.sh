@@ -2,8 +2,9 @@
 # The machines that users have, one after the other under QEMU: boots each with Debian's own kernel and programs, and runs the tests
 # that make sense there. KVM is used where there is any, and emulation otherwise, so nothing here says how fast something is.
 #
-# Usage: guests.sh [--short] [--table] [MACHINE [TEST ...]]
+# Usage: guests.sh [--short] [--table] [MACHINE [TEST ... | -- COMMAND]]
 #   MACHINE   only this one; TEST ... only these of its tests, by the names or their beginnings as in test-real.sh
+#   COMMAND   a line for the shell in the guest, instead of tests: to look at something there by hand
 #   --short   the machines and tests of `make test`, below five minutes
 #   --table   makes docs/platforms.md of the last run of every machine, and boots none
 #   --list    prints the machines
@@ -27,9 +28,15 @@ usage() {
     exit 2
 }
 
-short=no table=no wanted=()
-for argument in "$@"; do
+short=no table=no wanted=() command=''
+while [ "$#" -gt 0 ]; do
+    argument=$1
+    shift
     case $argument in
+    --)
+        command=$*
+        break
+        ;;
     --short) short=yes ;;
     --table) table=yes ;;
     --list)
@@ -106,7 +113,7 @@ boot() {
         -kernel "$cache/kernel-$release-$kernel_package/vmlinuz" -initrd "$results/$name.initramfs" \
         -append "$append quiet loglevel=3 panic=-1 oops=panic" </dev/null 2>&1 | plain | tee "$console" |
         while IFS= read -r line; do
-            case $line in
+            case $command$line in
             guest:* | *' ok       '* | *' FAILED   '* | *' skipped  '* | '    '*) printf '%-12s %s\n' "$name" "$line" ;;
             esac
         done || status=$?
@@ -118,6 +125,10 @@ boot() {
         echo "short: $short$([ "$#" -eq 0 ] || echo ', some tests')"
         cat "$console"
     } >"$log"
+    if [ -n "$command" ]; then
+        cat "$console"
+        return
+    fi
     counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$console" | tail -n 1) || true
     if [ -z "$counts" ] || ! grep -q '^guest: over' "$console"; then
         echo "$name did not come to its end (status $status, limit $limit s); its last lines:" >&2

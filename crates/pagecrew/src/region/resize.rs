@@ -145,16 +145,15 @@ impl Region {
             if core.guarded() {
                 core.install_guard(zone, offset, span.len);
             }
+            // A kernel that is out of memory may have unmapped the new span before it gave up: it is mapped anew.
+            Self::mark_moved(new_zone, grant.offset, false);
             // SAFETY: the new span is this call's own.
             let _ = unsafe { self.free(new) };
             return None;
         }
         core.counters().moved_bytes.add(span.len as u64);
         // Advice and locks move with the pages.
-        let mut inner = new_zone.lock();
-        let guarded = inner.map.in_use_at(grant.offset).is_some_and(|span| span.marks.guarded);
-        inner.map.mark(grant.offset, Marks { moved: true, altered: span.marks.altered, guarded, ..Marks::default() });
-        drop(inner);
+        Self::mark_moved(new_zone, grant.offset, span.marks.altered);
         let mut inner = zone.lock();
         let len = inner.map.release_unbacked(offset);
         core.publish(zone, &mut inner);
@@ -162,6 +161,13 @@ impl Region {
         core.discard(&self.crew, zone, offset, len);
         core.reserve_headroom(&self.crew, new_zone, to.len - span.len);
         Some(new)
+    }
+
+    /// The span's mapping does not merge with its neighbours' from now on.
+    fn mark_moved(zone: &Zone, offset: usize, altered: bool) {
+        let mut inner = zone.lock();
+        let guarded = inner.map.in_use_at(offset).is_some_and(|span| span.marks.guarded);
+        inner.map.mark(offset, Marks { moved: true, altered, guarded, ..Marks::default() });
     }
 
     /// # Safety

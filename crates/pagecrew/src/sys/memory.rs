@@ -177,13 +177,33 @@ pub fn prefer_node(range: Range, node: usize) -> Result<(), Errno> {
 /// Nobody uses either range meanwhile, nor needs the contents of `to`.
 ///
 /// # Errors
-/// `EINVAL` on kernels before 5.7 and where `from` spans several mappings, `ENOMEM` at `vm.max_map_count`; nothing has moved then.
+/// `EINVAL` on kernels before 5.7, `EFAULT` where `from` spans several mappings, `ENOMEM` at `vm.max_map_count`; nothing has changed then.
 pub unsafe fn move_pages(from: Range, to: usize) -> Result<(), Errno> {
     const DONTUNMAP: i32 = 4;
+    is_one_mapping(from)?;
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | DONTUNMAP;
     // SAFETY: by the function's own contract.
     let result = unsafe { libc::syscall(libc::SYS_mremap, from.start, from.len, from.len, flags, to) };
     Errno::check(result).map(drop)
+}
+
+/// Whether a mapping has all of `range`. Kernels before 6.17 find out only after they have unmapped the range that pages are to move to,
+/// which would leave a hole there. So they are asked to make the mapping longer where it is: they look at this first.
+///
+/// # Errors
+/// `EFAULT` if not.
+fn is_one_mapping(range: Range) -> Result<(), Errno> {
+    let longer = range.len + super::PAGE_SIZE;
+    // SAFETY: a mapping that grows by a page into free address space harms nobody, and is undone below.
+    let grown = unsafe { libc::syscall(libc::SYS_mremap, range.start, range.len, longer, 0, 0) };
+    match Errno::check(grown) {
+        Err(error @ Errno(libc::EFAULT)) => Err(error),
+        Err(_) => Ok(()),
+        Ok(_) => {
+            // SAFETY: the page was mapped by the call above, so nobody knows of it.
+            unsafe { unmap(Range { start: range.end(), len: super::PAGE_SIZE }) }
+        }
+    }
 }
 
 /// Says for each page of `range` whether it is resident: bit 0 of its byte in `pages` (`mincore(2)`).
@@ -264,5 +284,40 @@ mod tests {
     #[test]
     fn an_impossible_mapping_is_an_error() {
         assert_eq!(map(1 << 56, Protection::None), Err(Errno(libc::ENOMEM)));
+    }
+
+    #[test]
+    fn a_move_that_is_refused_leaves_no_hole() {
+        let both = Range { start: map(4 << 20, Protection::ReadWrite).unwrap(), len: 4 << 20 };
+        let half = Range { start: both.start + (2 << 20), len: 2 << 20 };
+        let to = Range { start: map(4 << 20, Protection::ReadWrite).unwrap(), len: 4 << 20 };
+        // SAFETY: only this test knows these mappings.
+        unsafe {
+            (to.start as *mut u8).write(7);
+            (both.start as *mut u8).write(8);
+            // Two mappings from here on, since one is copied by a fork and the other isn't.
+            advise(half, Advice::WipeOnFork).unwrap();
+            assert_eq!(move_pages(both, to.start), Err(Errno(libc::EFAULT)));
+            assert_eq!(((to.start as *mut u8).read(), (both.start as *mut u8).read()), (7, 8));
+            advise(half, Advice::KeepOnFork).unwrap();
+            move_pages(both, to.start).unwrap();
+            assert_eq!(((to.start as *mut u8).read(), (both.start as *mut u8).read()), (8, 0));
+            unmap(both).unwrap();
+            unmap(to).unwrap();
+        }
+    }
+
+    #[test]
+    fn asking_whether_it_is_one_mapping_changes_nothing() {
+        let all = Range { start: map(1 << 20, Protection::ReadWrite).unwrap(), len: 1 << 20 };
+        let first = Range { start: all.start, len: 512 << 10 };
+        // SAFETY: only this test knows the mapping.
+        unsafe { unmap(Range { start: first.end(), len: 512 << 10 }).unwrap() };
+        assert_eq!(is_one_mapping(first), Ok(()));
+        // Nothing is behind it, as before.
+        assert_eq!(residence(Range { start: first.end(), len: 4096 }, &mut [0]), Err(Errno(libc::ENOMEM)));
+        // SAFETY: as above.
+        unsafe { unmap(first).unwrap() };
+        assert_eq!(is_one_mapping(first), Err(Errno(libc::EFAULT)));
     }
 }
