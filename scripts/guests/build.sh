@@ -6,12 +6,9 @@ archive() {
     (cd "$1" && find . | "$cache/qemu/usr/bin/busybox" cpio -o -H newc -R 0:0 2>/dev/null)
 }
 
-# userland NAME RELEASE PACKAGE...: Debian's programs as $cache/NAME.cpio, once.
-userland() {
-    local name=$1 root=$cache/$1 directory
-    if [ "$(cat "$root.cpio.packages" 2>/dev/null)" = "${*:2}" ]; then return; fi
-    unpacked "$@"
-    # Packages of bookworm have files in /bin and in /usr/bin.
+# One /usr for all: packages of bookworm have files in /bin and in /usr/bin.
+merge_usr() {
+    local root=$1 directory
     for directory in bin sbin lib lib64; do
         if [ -d "$root/$directory" ] && [ ! -L "$root/$directory" ]; then
             mkdir -p "$root/usr/$directory"
@@ -20,6 +17,14 @@ userland() {
         fi
         if [ -d "$root/usr/$directory" ]; then ln -sfn "usr/$directory" "$root/$directory"; fi
     done
+}
+
+# userland NAME RELEASE PACKAGE...: Debian's programs as $cache/NAME.cpio, once.
+userland() {
+    local name=$1 root=$cache/$1
+    if [ "$(cat "$root.cpio.packages" 2>/dev/null)" = "${*:2}" ]; then return; fi
+    unpacked "$@"
+    merge_usr "$root"
     # What no test reads.
     rm -rf "$root"/usr/share/{doc,man,locale,info,i18n,lintian,bug,zoneinfo,gcc,gdb} "$root"/usr/lib/*/gconv "$root"/usr/lib/*/perl* \
         "$root"/usr/share/perl* "$root"/usr/lib/*/lib{asan,tsan,hwasan,lsan,ubsan,itm,gprofng}* "$root"/usr/bin/*-lto-dump-*
@@ -41,19 +46,54 @@ product() {
     fi
     cargo build --quiet --workspace --release
     mkdir -p "$directory"
-    stripped "$directory" strip < <(cargo test --quiet --workspace --release --no-run --message-format=json)
+    stripped "$directory" without_debug < <(cargo test --quiet --workspace --release --no-run --message-format=json)
     bash scripts/test-real.sh --build
     cp "$target/release/pagecrew" "$target/release/libpagecrew_preload.so" "$directory/"
 }
 
-# The same with Debian's own compiler, since a rustup without its network has one target only.
+# The same with Debian's own compilers in a tree of their own, since the Rust that is installed here builds for this processor only.
+# Crates are what this machine's cargo has fetched.
 cross_product() {
-    local directory=$1
-    echo "guests: no cross build yet" >&2
-    return 1
+    local directory=$1 root=$cache/cross triple=aarch64-unknown-linux-gnu built=$target/cross
+    unpacked cross trixie-amd64 "${bare_packages[@]}" --target-release trixie-backports cargo rustc gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+    unpacked cross-std trixie-arm64 --target-release trixie-backports libstd-rust-dev
+    merge_usr "$root"
+    cp -a "$cache/cross-std/usr/lib/rustlib/$triple" "$root/usr/lib/rustlib/"
+    cargo fetch --quiet --locked
+    mkdir -p "$directory" "$built"
+    # shellcheck disable=SC2016
+    in_tree "$root" '
+        export CARGO_HOME='"${CARGO_HOME:-$HOME/.cargo}"' CARGO_TARGET_DIR='"$built"' CARGO_PROFILE_RELEASE_DEBUG=0
+        export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+        cargo="cargo --quiet --offline"
+        $cargo build --workspace --release --target '"$triple"'
+        $cargo test --workspace --release --target '"$triple"' --no-run --message-format=json >'"$built"'/messages
+        CC=aarch64-linux-gnu-gcc bash scripts/test-real.sh --build'
+    stripped "$directory" cp <"$built/messages"
+    cp "$built/$triple/release/pagecrew" "$built/$triple/release/libpagecrew_preload.so" "$directory/"
 }
 
-# stripped DIRECTORY STRIP: the test binaries that cargo's messages on standard input name, without what only debuggers read. Those that
+# in_tree ROOT COMMANDS: runs the commands in the tree, at this checkout, which is mounted in it for the moment.
+in_tree() {
+    local root=$1 commands=$2 alone=(unshare --mount)
+    if [ "$(id -u)" -ne 0 ]; then alone=(unshare --user --map-root-user --mount); fi
+    # shellcheck disable=SC2016
+    "${alone[@]}" bash -euc '
+        root=$1 checkout=$2 home=$3
+        for directory in "$checkout" "$home" /dev /proc; do
+            mkdir -p "$root$directory"
+            mount --rbind "$directory" "$root$directory"
+        done
+        mkdir -p "$root/tmp"
+        exec chroot "$root" /bin/bash -euc "export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C; cd \"$checkout\"; $4"
+    ' in_tree "$root" "$checkout" "${CARGO_HOME:-$HOME/.cargo}" "$commands"
+}
+
+without_debug() {
+    strip --strip-debug -o "$2" "$1"
+}
+
+# stripped DIRECTORY COPY: the test binaries that cargo's messages on standard input name, without what only debuggers read. Those that
 # read the sources are left out.
 stripped() {
     local directory=$1 strip=$2 name path
@@ -71,7 +111,7 @@ for line in sys.stdin:
 ' | while read -r name path; do
         case $name in
         bench* | *-golden | *-layers | *-corpus) ;;
-        *) "$strip" --strip-debug -o "$directory/guest-tests/$name" "$path" ;;
+        *) "$strip" "$path" "$directory/guest-tests/$name" ;;
         esac
     done
 }
@@ -91,7 +131,7 @@ initramfs() {
     inside=$stage$checkout
     mkdir -p "$inside/target/release" "$inside/target/tmp" "$stage/modules"
     cp -r "$target/guest-$architecture/." "$inside/target/release/"
-    cp -rp "$target/tests" "$inside/target/tests"
+    cp -rp "$([ "$architecture" = x86_64 ] && echo "$target" || echo "$target/cross")/tests" "$inside/target/tests"
     cp -rp --parents scripts tests docs/pool.md "$inside/"
     mv "$inside/target/release/guest-tests" "$inside/target/guest-tests"
     cp scripts/guests/init "$stage/init"

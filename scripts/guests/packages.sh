@@ -52,8 +52,8 @@ END
     touch "$directory/complete"
 }
 
-# unpacked NAME RELEASE PACKAGE...: the packages and what they depend on, unpacked into $cache/NAME, once. A package may be given as
-# NAME/SUITE.
+# unpacked NAME RELEASE PACKAGE...: the packages and what they depend on, unpacked into $cache/NAME, once. Options of apt-get may stand
+# among the packages.
 unpacked() {
     local name=$1 release=$2 directory=$cache/$1 archives
     shift 2

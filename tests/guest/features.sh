@@ -101,7 +101,7 @@ feature_stragglers() {
 # A program's sparse huge pages, from outside.
 feature_trim() {
     local status=0 process
-    "$programs/probe" sparse 60 >"$work/probe" &
+    "$programs/probe" sparse-mapping 60 >"$work/probe" &
     process=$!
     at_exit "kill $process 2>/dev/null || true"
     until grep -q . "$work/probe"; do sleep 0.1; done
@@ -126,7 +126,7 @@ feature_trim() {
 
 # The same by the program's own watcher, which takes no right.
 feature_trim_own() {
-    EXPECT_PAGECREW=1 "$pagecrew" run --trim on -- "$programs/probe" sparse 60 >"$work/probe" || fail "status $?: $(cat "$work/probe")"
+    EXPECT_PAGECREW=1 "$pagecrew" run --trim on -- "$programs/probe" sparse-block 60 >"$work/probe" || fail "status $?: $(cat "$work/probe")"
     if says_ok "zero part of huge pages"; then
         [ "$(sed -n 's/ after//p' "$work/probe")" -le 64 ] || fail "ok, and nothing went: $(cat "$work/probe")"
         echo "works: $(tr '\n' ' ' <"$work/probe")MiB"

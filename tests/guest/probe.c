@@ -44,8 +44,17 @@ static void guard(void) {
     free(block);
 }
 
-// A mapping of huge pages of which little is used, as long as it takes to be trimmed: MiB that are resident in the end.
-static void sparse(unsigned seconds) {
+// Huge pages of which little is used, as long as it takes until they are trimmed: MiB that are resident before and after.
+static void sparse(char *start, size_t bytes, unsigned seconds) {
+    for (size_t at = 0; at < bytes; at += 50 * KIB) start[at] = 'Z';
+    printf("%zu before\n", resident() / MIB);
+    fflush(stdout);
+    for (unsigned waited = 0; waited < 10 * seconds && resident() > bytes / 2; waited++) sleep_ms(100);
+    for (size_t at = 0; at < bytes; at += 50 * KIB) CHECK(start[at] == 'Z' && start[at + 1] == 0);
+    printf("%zu after\n", resident() / MIB);
+}
+
+static void sparse_mapping(unsigned seconds) {
     size_t bytes = 128 * MIB, huge = 2 * MIB;
     char *mapped = mmap(NULL, bytes + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(mapped != MAP_FAILED);
@@ -54,12 +63,15 @@ static void sparse(unsigned seconds) {
         printf("no huge pages\n");
         return;
     }
-    for (size_t at = 0; at < bytes; at += 50 * KIB) start[at] = 'Z';
-    printf("%zu before\n", resident() / MIB);
-    fflush(stdout);
-    for (unsigned waited = 0; waited < 10 * seconds && resident() > 64 * MIB; waited++) sleep_ms(100);
-    for (size_t at = 0; at < bytes; at += 50 * KIB) CHECK(start[at] == 'Z' && start[at + 1] == 0);
-    printf("%zu after\n", resident() / MIB);
+    sparse(start, bytes, seconds);
+}
+
+static void sparse_block(unsigned seconds) {
+    size_t bytes = 128 * MIB;
+    char *block = calloc(1, bytes);
+    CHECK(block);
+    sparse(block, bytes, seconds);
+    free(block);
 }
 
 // A process that keeps what it frees for less than `seconds` once the control group is full of something else: MiB kept then.
@@ -78,7 +90,8 @@ int main(int count, char **arguments) {
     unsigned seconds = count > 2 ? (unsigned)atoi(arguments[2]) : 10;
     if (!strcmp(what, "huge")) huge();
     else if (!strcmp(what, "guard")) guard();
-    else if (!strcmp(what, "sparse")) sparse(seconds);
+    else if (!strcmp(what, "sparse-mapping")) sparse_mapping(seconds);
+    else if (!strcmp(what, "sparse-block")) sparse_block(seconds);
     else if (!strcmp(what, "kept")) kept(seconds);
     else return 2;
     return 0;
