@@ -55,9 +55,10 @@ product() {
 # Crates are what this machine's cargo has fetched.
 cross_product() {
     local directory=$1 root=$cache/cross triple=aarch64-unknown-linux-gnu built=$target/cross
-    unpacked cross trixie-amd64 "${bare_packages[@]}" --target-release trixie-backports cargo rustc gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+    unpacked cross trixie-amd64 "${bare_packages[@]}" --target-release trixie-backports cargo rustc gcc libc6-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross
     unpacked cross-std trixie-arm64 --target-release trixie-backports libstd-rust-dev
     merge_usr "$root"
+    ln -sfn gcc "$root/usr/bin/cc"
     cp -a "$cache/cross-std/usr/lib/rustlib/$triple" "$root/usr/lib/rustlib/"
     cargo fetch --quiet --locked
     mkdir -p "$directory" "$built"

@@ -57,6 +57,13 @@ enum Command {
     PoolFill,
 }
 
+impl Command {
+    /// Whether the command does anything to memory, which takes pages of the size that the library is built for.
+    fn takes_pages(&self) -> bool {
+        !matches!(self, Command::Doctor(_) | Command::Stats(_))
+    }
+}
+
 fn main() -> ExitCode {
     signals::end_quietly_on_a_closed_pipe();
     failure::report_panics_in_one_line();
@@ -64,6 +71,11 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return failure::wrong_usage(&error),
     };
+    if arguments.command.takes_pages()
+        && let Err(error) = pagecrew::sys::check_page_size()
+    {
+        return Failure::Impossible(error.to_string()).report();
+    }
     let result = match arguments.command {
         Command::Run(arguments) => run::run(arguments),
         Command::Stats(arguments) => stats::run(&arguments).map(|()| ExitCode::SUCCESS),

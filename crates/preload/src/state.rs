@@ -4,10 +4,10 @@ use crate::mmap::MAPPINGS;
 use crate::next;
 use pagecrew::region::{CpuCaches, Options, Region, Trim};
 use pagecrew::stats;
-use pagecrew::sys::membarrier;
 use pagecrew::sys::memory::Range;
 use pagecrew::sys::sched::{self, CpuSet};
 use pagecrew::sys::topology::Topology;
+use pagecrew::sys::{check_page_size, membarrier};
 use pagecrew::trim::{self, SpanTrimmer};
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -200,6 +200,10 @@ pub fn after_fork_in_child() {
 /// Runs when the library is loaded, before the program's own initialisers.
 extern "C" fn load() {
     next::look_up();
+    // With other pages than ours, the program has its own malloc for everything. The command says why, where it is used.
+    if check_page_size().is_err() {
+        return;
+    }
     adopt_process();
     let variables =
         std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));

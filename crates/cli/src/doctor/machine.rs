@@ -4,16 +4,17 @@ use super::check::Check;
 use pagecrew::sys::memory::Range;
 use pagecrew::sys::topology::Topology;
 use pagecrew::sys::zero::{self, Method, Use};
-use pagecrew::sys::{cgroup, procfs, sched};
+use pagecrew::sys::{self, cgroup, procfs, sched};
 use pagecrew::units::Bytes;
 use std::ffi::CStr;
 
 /// All of them.
 pub fn checks() -> Vec<Check> {
-    vec![kernel(), cpus(), zeroing(), available_memory(), pressure(), memory_controller(), cpu_quota()]
+    vec![kernel(), page_size(), cpus(), zeroing(), available_memory(), pressure(), memory_controller(), cpu_quota()]
 }
 
-fn kernel() -> Check {
+/// The kernel's release.
+pub fn kernel() -> Check {
     const NAME: &str = "kernel";
     // SAFETY: all zeroes is a valid `utsname`; the call fills its fields with C strings.
     let (result, release) = unsafe {
@@ -23,6 +24,21 @@ fn kernel() -> Check {
     };
     assert_eq!(result, 0, "uname can't fail with a valid address");
     Check::ok(NAME, format!("Linux {release}"))
+}
+
+/// Whether pages have the size that everything here is built for.
+pub fn page_size() -> Check {
+    const NAME: &str = "page size";
+    match sys::check_page_size() {
+        Ok(()) => Check::ok(NAME, format!("{} bytes", sys::PAGE_SIZE)).needed(),
+        Err(error) => Check::missing(
+            NAME,
+            format!("pages of {} bytes", error.found),
+            "nothing works; programs under the preload library have their own malloc for everything",
+            "start a kernel with pages of 4096 bytes (on Debian for aarch64: linux-image-arm64)",
+        )
+        .needed(),
+    }
 }
 
 fn cpus() -> Check {

@@ -35,6 +35,11 @@ pub struct Arguments {
 }
 
 fn all_checks() -> Vec<Check> {
+    let pages = machine::page_size();
+    if pages.state != State::Ok {
+        // Nothing else can be tried.
+        return vec![machine::kernel(), pages];
+    }
     [
         install::checks(),
         machine::checks(),

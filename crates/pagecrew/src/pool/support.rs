@@ -6,7 +6,7 @@ use crate::sys::memory::{self, Advice};
 use crate::sys::mount::{self, MemoryFs};
 use crate::sys::pagemap::{self, Category};
 use crate::sys::shared_file::Mapped;
-use crate::sys::{Errno, HUGE_PAGE_SIZE};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, check_page_size};
 use rustix::fs::{Mode, OFlags, openat};
 use std::fs::File;
 
@@ -23,6 +23,9 @@ pub enum Support {
 
 /// Tries a tmpfs, and where that fails reserved pages.
 pub fn attempt() -> Support {
+    if let Err(error) = check_page_size() {
+        return Support::Refused(error.into());
+    }
     let reserved = || match store::reserved_pages() {
         Some(pages) if pages.free > 0 => Some(one_page(MemoryFs::Hugetlbfs, ("pagesize", "2M"))),
         _ => None,

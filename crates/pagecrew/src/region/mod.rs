@@ -60,7 +60,7 @@ use crate::sys::memory::Range;
 use crate::sys::sched::{self, CpuSet};
 use crate::sys::topology::Topology;
 use crate::sys::zero::{self, Use};
-use crate::sys::{Errno, PAGE_SIZE, clock, round_up};
+use crate::sys::{Errno, PAGE_SIZE, check_page_size, clock, round_up};
 pub use cache::{CpuCaches, Taken, Uncached};
 use classes::ALIGNED_LEAST;
 pub use page_map::Cacheable;
@@ -150,7 +150,8 @@ impl Region {
     /// A region of this machine's shape, with helpers on the CPUs that the calling thread may use.
     ///
     /// # Errors
-    /// `ENOMEM` if there is no address space for even a small arena.
+    /// `ENOMEM` if there is no address space for even a small arena, `EOPNOTSUPP` where the kernel's pages have another size
+    /// ([`check_page_size`]).
     pub fn new(options: Options) -> Result<Region, Errno> {
         Region::with(options, sched::affinity().unwrap_or_default(), Topology::read())
     }
@@ -160,6 +161,7 @@ impl Region {
     /// # Errors
     /// As [`Region::new`].
     pub fn with(options: Options, cpus: CpuSet, topology: Topology) -> Result<Region, Errno> {
+        check_page_size()?;
         let helpers = options.helpers;
         let core = Core::new(options, &topology)?;
         Ok(Region { crew: Crew::new(core, helpers, cpus, topology) })

@@ -15,6 +15,7 @@ pub mod membarrier;
 pub mod memcg;
 pub mod memory;
 pub mod mount;
+mod page_size;
 pub mod pagemap;
 pub mod process;
 pub mod procfs;
@@ -36,6 +37,7 @@ mod cpu_stack {
     mod head;
 }
 
+pub use page_size::{PageSizeError, check_page_size};
 use std::fmt;
 
 /// An error number as the kernel returned it.
@@ -88,7 +90,7 @@ impl From<rustix::io::Errno> for Errno {
     }
 }
 
-/// Size of a base page on x86-64 and on the aarch64 kernels that Pagecrew supports, in bytes.
+/// Size of a base page on x86-64 and on the aarch64 kernels that Pagecrew supports, in bytes. [`check_page_size`] says whether it is so here.
 pub const PAGE_SIZE: usize = 4096;
 
 /// Size of a huge page (a page-middle-directory entry) with 4 KiB base pages, in bytes.

@@ -2,7 +2,7 @@
 
 use crate::sys::memory::{self, Advice, Protection, Range};
 use crate::sys::pagemap::{Category, Pagemap};
-use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, check_page_size};
 use std::fmt;
 use std::time::Duration;
 
@@ -48,6 +48,9 @@ const ATTEMPTS: usize = 5;
 
 /// Makes a huge page with a single byte in it, has the kernel split it, and counts the shared zero pages in its place.
 pub fn attempt() -> Support {
+    if let Err(error) = check_page_size() {
+        return Support::Refused(error.into());
+    }
     let len = 2 * HUGE_PAGE_SIZE;
     let mapping = match memory::map(len, Protection::ReadWrite) {
         Ok(start) => Range { start, len },
