@@ -12,14 +12,14 @@ of_run=(family/glibc family/nobody storm/glibc forks/daemon/glibc forks/little/g
     forks/handlers/glibc forks/streams/glibc forks/growing/glibc forks/quiet/glibc forks/storm/glibc exit dlopen/glibc signals/glibc
     advice ends stragglers moves mappings huge-pages invalid pairs output peak limits oom)
 of_pool=(pool/heap pool/filling pool/tenants pool/pressure pool/example pool/kills)
-everything=(feature unit sequences "${of_run[@]}" trim "${of_pool[@]}" numa)
+everything=(feature unit sequences "${of_run[@]}" trim "${of_pool[@]}")
 
 machine_debian13() {
     cpus=4 swap=yes append="psi=1"
     options=(-object memory-backend-ram,id=m0,size=2G -object memory-backend-ram,id=m1,size=2G
         -numa node,nodeid=0,cpus=0-1,memdev=m0 -numa node,nodeid=1,cpus=2-3,memdev=m1)
     tests=("${everything[@]}")
-    short_tests=(feature sequences family/glibc trim/hold numa)
+    short_tests=(feature sequences family/glibc trim/hold)
 }
 
 machine_debian12() {

@@ -6,7 +6,7 @@
 
 use crate::crew::{Crew, Idle, Operation, Task};
 use crate::sys::memory::{self, Advice, Range};
-use crate::sys::pagemap::{Category, Pagemap};
+use crate::sys::pagemap::{self, Category};
 use crate::sys::sched::{self, Class};
 use crate::sys::seqpacket::Socket;
 use crate::sys::shared_file::{self, Mapped};
@@ -202,7 +202,7 @@ fn fill_part(file: &File, order: Order, crew: &Crew<Idle>) -> (usize, bool) {
     // SAFETY: the range is mapped read-write until this function returns, which the crew's `run` doesn't outlast; contents don't change.
     unsafe { crew.run(task) };
     let whole = match huge_prefix(range) {
-        // A kernel that doesn't say (before 6.7) is taken at its word.
+        // A kernel that doesn't say (before 6.7, without rights) is taken at its word.
         Err(_) => return (shared_file::backed_bytes(file).unwrap_or(0).saturating_sub(offset).min(len), false),
         Ok(whole) => whole,
     };
@@ -211,7 +211,7 @@ fn fill_part(file: &File, order: Order, crew: &Crew<Idle>) -> (usize, bool) {
         return (len, false);
     }
     let rest = Range { start: range.start + filled, len: len - filled };
-    let own = Pagemap::own().and_then(|map| map.bytes_of(rest, Category::Present));
+    let own = pagemap::bytes_of(rest, Category::Present);
     let fragmented = own.is_ok_and(|present| present > 0);
     (filled, fragmented)
 }
@@ -219,7 +219,7 @@ fn fill_part(file: &File, order: Order, crew: &Crew<Idle>) -> (usize, bool) {
 /// Bytes at the beginning of `range` that are in huge pages.
 fn huge_prefix(range: Range) -> Result<usize, Errno> {
     let mut prefix = 0;
-    Pagemap::own()?.huge_pages(range, |run, _| {
+    pagemap::own_huge_pages(range, |run| {
         if run.start == range.start + prefix {
             prefix += run.len;
         }

@@ -4,7 +4,7 @@ use super::options::Backing;
 use super::store;
 use crate::sys::memory::{self, Advice};
 use crate::sys::mount::{self, MemoryFs};
-use crate::sys::pagemap::{self, Category};
+use crate::sys::pagemap;
 use crate::sys::shared_file::Mapped;
 use crate::sys::{Errno, HUGE_PAGE_SIZE, check_page_size};
 use rustix::fs::{Mode, OFlags, openat};
@@ -49,7 +49,9 @@ fn one_page(kind: MemoryFs, option: (&str, &str)) -> Result<bool, Errno> {
     let mapped = Mapped::new(&file, 0, HUGE_PAGE_SIZE)?;
     // SAFETY: this kind of advice changes no contents.
     unsafe { memory::advise(mapped.range(), Advice::PopulateWrite)? };
-    Ok(pagemap::bytes_of(mapped.range(), Category::Huge)? == HUGE_PAGE_SIZE)
+    let mut huge = 0;
+    pagemap::own_huge_pages(mapped.range(), |run| huge += run.len)?;
+    Ok(huge == HUGE_PAGE_SIZE)
 }
 
 #[cfg(test)]

@@ -41,6 +41,10 @@ const PAGE_IS_HUGE: u64 = 1 << 6;
 const PAGEMAP_SCAN: libc::Ioctl =
     (3 << 30 | (size_of::<ScanArgument>() as u32) << 16 | (b'f' as u32) << 8 | 16) as libc::Ioctl;
 
+/// In the entries of the file: whether the page is in memory, and which frame it is then.
+const PRESENT: u64 = 1 << 63;
+const FRAME_NUMBER: u64 = (1 << 55) - 1;
+
 /// What a page can be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
@@ -138,13 +142,18 @@ impl Pagemap {
     /// `EIO` where nothing could be read: the process has ended or runs another program.
     pub fn exclusive(&self, address: usize) -> Result<Option<bool>, Errno> {
         const EXCLUSIVE: u64 = 1 << 56;
-        const PRESENT: u64 = 1 << 63;
+        let entry = self.entry(address / PAGE_SIZE)?;
+        Ok((entry & PRESENT != 0).then_some(entry & EXCLUSIVE != 0))
+    }
+
+    /// The entry of the file, of eight bytes each, with this number.
+    fn entry(&self, number: usize) -> Result<u64, Errno> {
         let mut entry = 0u64;
-        let at = (address / PAGE_SIZE * size_of::<u64>()) as i64;
+        let at = (number * size_of::<u64>()) as i64;
         // SAFETY: `entry` is a valid place for the eight bytes that are read.
         let count = unsafe { libc::pread(self.0.as_raw_fd(), (&raw mut entry).cast(), size_of::<u64>(), at) };
         match count {
-            8 => Ok((entry & PRESENT != 0).then_some(entry & EXCLUSIVE != 0)),
+            8 => Ok(entry),
             -1 => Err(Errno::last()),
             _ => Err(Errno(libc::EIO)),
         }
@@ -188,18 +197,127 @@ pub fn with_contents(range: Range, mut each: impl FnMut(Range)) -> Result<(), Er
     Pagemap::own()?.scan(range, wanted, |run, _| each(run))
 }
 
-/// The bytes of `range` of this process that are of `category`.
+/// The bytes of `range` of this process that are of `category`. Kernels before 6.7 tell only what is [`Category::Present`], by
+/// `/proc/self/smaps`, which is read into the heap.
 ///
 /// # Errors
-/// As [`with_contents`].
+/// Those of opening `/proc/self/pagemap`; `ENOTTY` for another category on kernels before 6.7.
 pub fn bytes_of(range: Range, category: Category) -> Result<usize, Errno> {
-    Pagemap::own()?.bytes_of(range, category)
+    let pagemap = Pagemap::own()?;
+    match pagemap.bytes_of(range, category) {
+        Err(Errno(libc::ENOTTY)) if category == Category::Present => present_by_mappings(&pagemap, range),
+        result => result,
+    }
+}
+
+/// What is present in the mappings that lie in the range, and page by page in those that reach beyond it.
+fn present_by_mappings(pagemap: &Pagemap, range: Range) -> Result<usize, Errno> {
+    let text = std::fs::read_to_string("/proc/self/smaps")?;
+    let (mut bytes, mut whole) = (0, false);
+    for line in text.lines() {
+        let first = line.split_ascii_whitespace().next().unwrap_or("");
+        let bounds = first.split_once('-').map(|(start, end)| [start, end].map(|text| usize::from_str_radix(text, 16)));
+        if let Some([Ok(start), Ok(end)]) = bounds {
+            whole = start >= range.start && end <= range.end();
+            if !whole {
+                for address in (start.max(range.start)..end.min(range.end())).step_by(PAGE_SIZE) {
+                    bytes += if pagemap.entry(address / PAGE_SIZE)? & PRESENT != 0 { PAGE_SIZE } else { 0 };
+                }
+            }
+        } else if whole && let Some(size) = line.strip_prefix("Rss:") {
+            bytes += size.trim().trim_end_matches(" kB").parse::<usize>().map_err(|_| Errno(libc::EILSEQ))? << 10;
+        }
+    }
+    Ok(bytes)
+}
+
+/// Calls `each` for every run of whole huge pages that are mapped in `range` of this process. Kernels before 6.7 are asked for the flags
+/// of the pages (`/proc/kpageflags`, 2.6.25), which tell of every huge page, whether it is mapped as one or not.
+///
+/// # Errors
+/// Those of opening `/proc/self/pagemap`; before 6.7 `EACCES` or `EPERM` without `CAP_SYS_ADMIN`.
+pub fn own_huge_pages(range: Range, mut each: impl FnMut(Range)) -> Result<(), Errno> {
+    let pagemap = Pagemap::own()?;
+    match pagemap.huge_pages(range, |run, _| each(run)) {
+        Err(Errno(libc::ENOTTY)) => huge_pages_by_flags(&pagemap, range, each),
+        result => result,
+    }
+}
+
+fn huge_pages_by_flags(pagemap: &Pagemap, range: Range, mut each: impl FnMut(Range)) -> Result<(), Errno> {
+    const HUGETLB: u64 = 1 << 17;
+    const TRANSPARENT: u64 = 1 << 22;
+    let flags = Pagemap::open(c"/proc/kpageflags")?;
+    let first = range.start.next_multiple_of(HUGE_PAGE_SIZE);
+    for start in (first..range.end()).step_by(HUGE_PAGE_SIZE).take_while(|start| start + HUGE_PAGE_SIZE <= range.end())
+    {
+        let entry = pagemap.entry(start / PAGE_SIZE)?;
+        if entry & PRESENT == 0 {
+            continue;
+        }
+        // Whoever may not know the number is told 0.
+        let number = (entry & FRAME_NUMBER) as usize;
+        if number == 0 {
+            return Err(Errno(libc::EPERM));
+        }
+        // The first page of a huge one: a file of small pages in a row has none with this alignment and these flags.
+        if number.is_multiple_of(HUGE_PAGE_SIZE / PAGE_SIZE) && flags.entry(number)? & (HUGETLB | TRANSPARENT) != 0 {
+            each(Range { start, len: HUGE_PAGE_SIZE });
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::sys::memory::{Protection, map, unmap};
+
+    /// Both ways see the same huge pages.
+    #[test]
+    fn huge_pages_are_found_by_their_flags_as_well() {
+        use crate::sys::memory::{Advice, advise};
+        let whole = Range { start: map(8 * HUGE_PAGE_SIZE, Protection::ReadWrite).unwrap(), len: 8 * HUGE_PAGE_SIZE };
+        let start = whole.start.next_multiple_of(HUGE_PAGE_SIZE);
+        let range = Range { start, len: 6 * HUGE_PAGE_SIZE };
+        // SAFETY: the mapping belongs to this test.
+        unsafe {
+            let _ = advise(Range { start, len: 4 * HUGE_PAGE_SIZE }, Advice::HugePage);
+            let _ = advise(Range { start: start + 4 * HUGE_PAGE_SIZE, len: HUGE_PAGE_SIZE }, Advice::NoHugePage);
+            // One is not touched, and one has small pages.
+            for index in [0, 2, 3, 4] {
+                ((start + index * HUGE_PAGE_SIZE) as *mut u8).write_bytes(1, HUGE_PAGE_SIZE);
+            }
+        }
+        let pagemap = Pagemap::own().unwrap();
+        let (mut scanned, mut flagged) = (0, 0);
+        let by_scan = pagemap.huge_pages(range, |run, _| scanned += run.len);
+        let by_flags = huge_pages_by_flags(&pagemap, range, |run| flagged += run.len);
+        if by_scan.is_ok() && by_flags.is_ok() {
+            assert_eq!(scanned, flagged);
+            assert!(scanned <= 3 * HUGE_PAGE_SIZE, "{scanned}");
+        }
+        // SAFETY: the test is done with it.
+        unsafe { unmap(whole).unwrap() };
+    }
+
+    #[test]
+    fn what_is_present_is_counted_by_mappings_as_well() {
+        let range = Range { start: map(64 * PAGE_SIZE, Protection::ReadWrite).unwrap(), len: 64 * PAGE_SIZE };
+        // SAFETY: the mapping belongs to this test; huge pages would bring more than is touched.
+        unsafe {
+            let _ = crate::sys::memory::advise(range, crate::sys::memory::Advice::NoHugePage);
+            (0..64).step_by(4).for_each(|index| ((range.start + index * PAGE_SIZE) as *mut u8).write(1));
+        }
+        let part = Range { start: range.start + PAGE_SIZE, len: 32 * PAGE_SIZE };
+        let pagemap = Pagemap::own().unwrap();
+        for (range, pages) in [(range, 16), (part, 8)] {
+            assert_eq!(present_by_mappings(&pagemap, range), Ok(pages * PAGE_SIZE));
+            assert_eq!(bytes_of(range, Category::Present), Ok(pages * PAGE_SIZE));
+        }
+        // SAFETY: the test is done with it.
+        unsafe { unmap(range).unwrap() };
+    }
 
     #[test]
     fn written_pages_have_contents_and_read_ones_do_not() {
