@@ -149,7 +149,7 @@ initramfs() {
         done < <(find "$cache/kernel-$release-$kernel_package" -name "$wanted.ko*")
     done
     printf '%s\n' "machine=$name" "checkout=$checkout" "tests='$*'" "patience=$patience" "swap=$swap" >"$stage/guest.env"
-    printf '%s\n' "$command" >"$stage/guest.command"
+    printf '%s' "$command" >"$stage/guest.command"
     cat "$cache/userland-$release$([ "$userland" = whole ] || echo -bare).cpio" >"$results/$name.initramfs"
     archive "$stage" >>"$results/$name.initramfs"
     rm -rf "$stage"
