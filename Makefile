@@ -10,7 +10,7 @@ RELEASE := $(TARGET)/release
 
 .PHONY: help
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: setup build ## Real programs with and without Pagecrew: time, page faults, memory
@@ -21,6 +21,12 @@ test: setup build ## Every test that takes no longer than a few minutes
 	$(CARGO) test --workspace --release
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom $(CARGO) test --package pagecrew --release --lib model
 	@if [ -e scripts/test-real.sh ]; then bash scripts/test-real.sh; fi
+	bash scripts/guests.sh --short
+
+.PHONY: test-guests
+test-guests: setup build ## The machines that users have, one after the other under QEMU: Debian 12 and 13, NUMA, aarch64, a container, ...
+	bash scripts/guests.sh
+	bash scripts/guests.sh --table
 
 .PHONY: test-long
 test-long: setup build ## Every test
@@ -43,7 +49,7 @@ check: ## Format, lints and documentation, with warnings as errors
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 	@if command -v shellcheck >/dev/null; then \
-		shellcheck scripts/*.sh .ci/run; \
+		shellcheck --external-sources scripts/*.sh scripts/guests/init scripts/guests/*.sh tests/guest/*.sh .ci/run; \
 	else \
 		echo "check: shellcheck is not installed; the scripts are not checked" >&2; \
 	fi

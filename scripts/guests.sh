@@ -48,6 +48,7 @@ while [ "$#" -gt 0 ]; do
     esac
 done
 if [ "$table" = yes ]; then
+    # shellcheck disable=SC2154
     exec python3 scripts/guests/table.py "$results" docs/platforms.md "${machines[@]}"
 fi
 chosen=("${machines[@]}")
@@ -59,12 +60,19 @@ if [ "${#wanted[@]}" -gt 0 ]; then
         exit 2
     fi
 fi
-for program in apt-get dpkg-deb xz; do
-    if ! command -v "$program" >/dev/null; then
-        echo "guests.sh needs $program: what runs in the guests comes from Debian's packages" >&2
-        exit 1
-    fi
+# The guests are made of Debian's packages, so there are none without Debian's tools, nor on another processor.
+cannot=
+for program in apt-get dpkg-deb python3 xz; do
+    if ! command -v "$program" >/dev/null; then cannot="there is no $program"; fi
 done
+if [ "$(uname -m)" != x86_64 ]; then cannot="this is no x86-64 machine"; fi
+if [ -z "$(mirror)" ]; then cannot="no mirror of Debian is configured"; fi
+if [ -n "$cannot" ]; then
+    echo "guests.sh: no guest can be made here: $cannot" >&2
+    echo "0 passed, 0 failed, ${#chosen[@]} skipped"
+    [ "$short" = yes ]
+    exit
+fi
 
 # QEMU, with the libraries and the loader that it was built with, whatever this machine has.
 qemu() {
@@ -83,7 +91,7 @@ boot() {
     local name=$1 log=$results/$1.log console=$results/$1.console status=0 line counts
     shift
     # What a machine is; see machines.sh.
-    local architecture=x86_64 release=trixie-amd64 kernel_package=linux-image-cloud-amd64 cpus=2 memory=4G append='' userland=whole
+    local about='' architecture=x86_64 release=trixie-amd64 kernel_package=linux-image-cloud-amd64 cpus=2 memory=4G append='' userland=whole
     local swap=no limit=3600 patience=10 options=() tests=() short_tests=()
     "machine_${name//-/_}"
     if [ "$short" = yes ]; then tests=("${short_tests[@]}"); fi
@@ -120,6 +128,7 @@ boot() {
     rm -f "$results/$name.disk" "$results/$name.swap" "$results/$name.initramfs"
     {
         echo "machine: $name"
+        echo "about: $about"
         echo "date: $(date --utc +%Y-%m-%d)"
         echo "commit: $(git rev-parse --short HEAD 2>/dev/null || echo unknown)$(git diff --quiet HEAD 2>/dev/null || echo ' and changes')"
         echo "short: $short$([ "$#" -eq 0 ] || echo ', some tests')"

@@ -1,5 +1,5 @@
 # The machines of guests.sh. Each is a function that sets what differs from the plain one (see `boot`):
-#   architecture, release, kernel_package, cpus, memory, append (the kernel's command line), options (QEMU's), userland (whole, or bare:
+#   about (a line), architecture, release, kernel_package, cpus, memory, append (the kernel's command line), options (QEMU's), userland (whole, or bare:
 #   without compiler and Python), swap, limit (seconds), tests, short_tests (those of `guests.sh --short`).
 # Sourced by guests.sh.
 # shellcheck shell=bash disable=SC2034,SC2054
@@ -7,14 +7,16 @@
 machines=(debian13 debian12 nodes small arm64 arm64-16k container)
 short_machines=(debian13 debian12)
 
-# What does not depend on what a program allocates with.
-of_run=(family/glibc family/nobody storm/glibc forks/daemon/glibc forks/little/glibc forks/descriptors/glibc forks/protect/glibc
-    forks/handlers/glibc forks/streams/glibc forks/growing/glibc forks/quiet/glibc forks/storm/glibc exit dlopen/glibc signals/glibc
-    advice ends stragglers moves mappings huge-pages invalid pairs output peak limits oom)
-of_pool=(pool/heap pool/filling pool/tenants pool/pressure pool/example pool/kills)
+# What depends on the kernel, not on the malloc below or on the program: emulation takes ten times as long for each page fault.
+of_run=(family/glibc family/nobody storm/nobody forks/daemon/glibc forks/descriptors/glibc forks/handlers/glibc forks/growing/glibc
+    forks/quiet/glibc exit/glibc signals/glibc advice/glibc ends stragglers/nobody moves mappings/1 mappings/storm huge-pages/never invalid
+    output/buffered peak/mixed peak/threads limits/address-space/128 limits/data/128 limits/own-data limits/no-mapping-left
+    limits/no-processes limits/no-proc oom)
+of_pool=(pool/heap pool/filling pool/tenants pool/example pool/kills)
 everything=(feature unit sequences "${of_run[@]}" trim "${of_pool[@]}")
 
 machine_debian13() {
+    about='x86-64, 4 CPUs, 2 nodes, cgroup v2, swap'
     cpus=4 swap=yes append="psi=1"
     options=(-object memory-backend-ram,id=m0,size=2G -object memory-backend-ram,id=m1,size=2G
         -numa node,nodeid=0,cpus=0-1,memdev=m0 -numa node,nodeid=1,cpus=2-3,memdev=m1)
@@ -23,6 +25,7 @@ machine_debian13() {
 }
 
 machine_debian12() {
+    about='x86-64, 2 CPUs, cgroup v2'
     release=bookworm-amd64 append="psi=1"
     tests=("${everything[@]}")
     short_tests=(feature sequences family/glibc exit/glibc)
@@ -30,6 +33,7 @@ machine_debian12() {
 
 # Node 2 has no memory, node 3 no CPU.
 machine_nodes() {
+    about='x86-64, 8 CPUs, 4 nodes: one without memory, one without CPUs'
     cpus=8 memory=6G append="psi=1"
     options=(-object memory-backend-ram,id=m0,size=2G -object memory-backend-ram,id=m1,size=2G -object memory-backend-ram,id=m3,size=2G
         -numa node,nodeid=0,cpus=0-2,memdev=m0 -numa node,nodeid=1,cpus=3-5,memdev=m1 -numa node,nodeid=2,cpus=6-7
@@ -40,21 +44,25 @@ machine_nodes() {
 }
 
 machine_small() {
+    about='x86-64, 2 CPUs, 512 MiB, no huge pages, PSI or restartable sequences'
     release=bookworm-amd64 memory=512M userland=bare append="psi=0 transparent_hugepage=never"
     tests=(feature unit sequences "${of_run[@]}" pool/heap)
 }
 
 machine_arm64() {
+    about='aarch64, 4 CPUs, pages of 4 KiB'
     architecture=aarch64 release=trixie-arm64 kernel_package=linux-image-cloud-arm64 cpus=4 append="psi=1"
     tests=("${everything[@]}")
 }
 
 machine_arm64_16k() {
+    about='aarch64, 2 CPUs, pages of 16 KiB'
     architecture=aarch64 release=trixie-arm64 kernel_package=linux-image-arm64-16k append="psi=1"
     tests=(feature)
 }
 
 machine_container() {
+    about='x86-64, 4 CPUs: an ordinary user in a container as Docker makes it'
     cpus=4 append="psi=1"
     tests=(feature unit sequences "${of_run[@]}" trim "${of_pool[@]}")
 }

@@ -1,0 +1,130 @@
+"""Makes docs/platforms.md of what the machines of guests.sh have printed: table.py RESULTS OUTPUT MACHINE..."""
+
+import json
+import pathlib
+import re
+import sys
+
+LINE = re.compile(r"^(\S+)\s+(ok|FAILED|skipped)\s+[\d.]+ s\s*(.*)$")
+# Beginnings of tests' names, and what they are about.
+PARTS = [
+    ("what `doctor` says", ("feature/",)),
+    ("unit and integration tests", ("unit/",)),
+    ("stacks of the CPUs", ("sequences",)),
+    ("trim", ("trim/",)),
+    ("pool", ("pool/",)),
+    ("NUMA", ("numa/",)),
+    ("run", ("",)),
+]
+FEATURES = {
+    "page-size": "page size",
+    "doctor": "`pagecrew doctor`",
+    "huge-pages": "run: huge pages for what is used whole",
+    "guards": "run: guard pages (`--guards on`)",
+    "stragglers": "run: nobody waits for a helper that was stopped",
+    "group-limit": "run: room is made at the control group's limit",
+    "trim-own": "run: a program trims itself (`--trim on`)",
+    "trim": "trim: other processes",
+    "pool": "pool",
+}
+
+
+class Machine:
+    """What one machine has printed."""
+
+    def __init__(self, name, text):
+        self.name = name
+        self.fields = dict(re.findall(r"^(\w+): (.*)$", text.split("\nguest:")[0], re.MULTILINE))
+        self.kernel = (re.search(r"^guest: \S+, (.*)$", text, re.MULTILINE) or [None, "did not start"])[1]
+        self.tests = {}
+        for line in text.splitlines():
+            if match := LINE.match(line):
+                self.tests[match[1]] = (match[2], match[3])
+        found = re.search(r"^doctor: (\{.*\})$", text, re.MULTILINE)
+        self.checks = {check["name"]: check for check in json.loads(found[1])["checks"]} if found else {}
+
+    def part(self, number):
+        """Results of the tests that belong to a part and to none before it."""
+
+        def of(name):
+            return next(i for i, (_, begins) in enumerate(PARTS) if name.startswith(begins))
+
+        return [result for name, (result, _) in self.tests.items() if of(name) == number]
+
+
+def row(cells):
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def table(head, rows):
+    return row(head) + "|" + "---|" * len(head) + "\n" + "".join(row(cells) for cells in rows)
+
+
+def counts(results):
+    if not results:
+        return "-"
+    words = {"ok": "passed", "FAILED": "FAILED", "skipped": "skipped"}
+    return ", ".join(f"{results.count(key)} {word}" for key, word in words.items() if key in results)
+
+
+def verdict(machine, test):
+    result, text = machine.tests.get(f"feature/{test}", (None, ""))
+    if result is None:
+        return "-"
+    if result != "ok":
+        return result
+    word = re.match(r"(works|degrades to [^:]*|refused|ready|not ready|not tried)", text)
+    return word[1].strip() if word else text
+
+
+def page(machines):
+    names = [machine.name for machine in machines]
+    text = "# Platforms\n\nWhat works on the kernels, nodes and processors that `make test-guests` boots under QEMU"
+    text += " (`scripts/guests.sh`): made by `scripts/guests.sh --table` of\nthe last run of each machine. Emulation says nothing about speed.\n\n"
+    text += table(
+        ["machine", "what it is", "kernel", "tests", "date", "commit"],
+        [
+            [m.name, m.fields.get("about", ""), m.kernel, counts([result for result, _ in m.tests.values()]), m.fields["date"], m.fields["commit"]]
+            for m in machines
+        ],
+    )
+    text += "\n## Feature by machine\n\n"
+    rows = [[title, *(verdict(machine, test) for machine in machines)] for test, title in FEATURES.items()]
+    checks = dict.fromkeys(name for machine in machines for name in machine.checks)
+    text += table(["", *names], rows)
+    text += "\n## Tests by machine\n\n"
+    text += table(["", *names], [[title, *(counts(m.part(i)) for m in machines)] for i, (title, _) in enumerate(PARTS)])
+    text += "\n## What `pagecrew doctor` finds\n\nok, off (can be turned on there) or missing (not on that kernel).\n\n"
+    text += table(["", *names], [[name, *(m.checks.get(name, {}).get("state", "-") for m in machines)] for name in checks])
+    text += "\n## In its own words\n\nWhat each feature's test said where it is not simply \"works\".\n\n"
+    for machine in machines:
+        for test, title in FEATURES.items():
+            result, said = machine.tests.get(f"feature/{test}", (None, ""))
+            if said and (result != "ok" or not said.startswith(("works", "ready"))):
+                text += f"- {machine.name}, {title}: {said}\n"
+    text += "\n## Skipped, and why\n\n"
+    for machine in machines:
+        reasons = {}
+        for name, (result, reason) in machine.tests.items():
+            if result == "skipped":
+                reasons.setdefault(reason, []).append(name)
+        for reason, tests in reasons.items():
+            text += f"- {machine.name}: {', '.join(tests)}: {reason}\n"
+    return text
+
+
+def main():
+    results, output, names = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3:]
+    logs = [(name, results / f"{name}.log") for name in names]
+    machines = [Machine(name, log.read_text(errors="replace")) for name, log in logs if log.exists()]
+    if not machines:
+        sys.exit(f"no machine has run yet: {results} has no log; run scripts/guests.sh first")
+    for machine in machines:
+        if machine.fields.get("short") != "no":
+            sys.exit(f"{machine.name} has last run in part only; run scripts/guests.sh {machine.name}")
+    output.write_text(page(machines))
+    print(f"{output}: {len(machines)} machines", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
