@@ -17,9 +17,10 @@ const ALERT: Duration = Duration::from_secs(1);
 /// Looks take at most this share of the budget: the kernel may signal a group full of page cache a hundred times a second.
 const LOOKS: f64 = 0.25;
 const REST_MOST: Duration = Duration::from_secs(1);
-/// Near the limit, exceed the budget only while a quarter of the time goes into splits; otherwise back off exponentially, until the
-/// budget pays for what lies between two attempts.
+/// Near the limit, exceed the budget only while a quarter of the time goes into splits; otherwise back off exponentially, until this
+/// share of the budget pays for the attempts.
 const WORTHWHILE: u64 = 4;
+const ATTEMPTS: f64 = 0.5;
 const NEAR_FIRST: Duration = Duration::from_millis(10);
 const NEAR_MOST: Duration = Duration::from_secs(1);
 /// How often a held group is searched in vain before it is let go, and how long between: something may be at its pages for a moment.
@@ -106,7 +107,7 @@ impl Waiter {
         let spent_ns = thread_cpu_ns() - begin_ns;
         session.fleet.charge(spent_ns, &Kernel);
         self.looked_ns = now_ns();
-        let rest = paid(spent_ns, session).div_f64(LOOKS).min(REST_MOST);
+        let rest = paid(spent_ns, LOOKS, session).min(REST_MOST);
         self.rest_ns = self.looked_ns + rest.as_nanos() as u64;
         standing
     }
@@ -144,7 +145,7 @@ impl Waiter {
                 self.near.worth_it();
                 self.look_again();
             } else {
-                self.near.in_vain(paid(spent.cpu_ns, session), now_ns());
+                self.near.in_vain(paid(spent.cpu_ns, ATTEMPTS, session), now_ns());
             }
         }
     }
@@ -167,16 +168,16 @@ impl Waiter {
                 std::thread::sleep(BETWEEN);
             }
         }
-        if self.held.in_vain(paid(cpu_ns, session), now_ns()) {
+        if self.held.in_vain(paid(cpu_ns, ATTEMPTS, session), now_ns()) {
             note("the group is at its memory limit and there is nothing to give back: left to the kernel");
         }
         let _ = holder.let_go();
     }
 }
 
-/// The time after which the budget has paid for so much CPU time.
-fn paid(cpu_ns: u64, session: &Session) -> Duration {
-    Duration::from_nanos(cpu_ns).div_f64(session.job().options.cpu.unwrap_or(1.0))
+/// The time after which a share of the budget has paid for so much CPU time.
+fn paid(cpu_ns: u64, share: f64, session: &Session) -> Duration {
+    Duration::from_nanos(cpu_ns).div_f64(share * session.job().options.cpu.unwrap_or(1.0))
 }
 
 /// What came of it, and what it cost.

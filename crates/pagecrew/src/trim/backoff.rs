@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// After this much time in which nothing was tried, or after another pause if that is longer, the pauses begin anew.
+const CALM: Duration = Duration::from_secs(60);
+
 /// A pause that doubles each time something was in vain.
 #[derive(Debug, Clone)]
 pub struct Backoff {
@@ -23,10 +26,11 @@ impl Backoff {
     }
 
     /// It was in vain: the next pause begins. `paid` is the time after which the budget has paid for the attempt, and the pause
-    /// grows to that where that is longer than the longest pause. Returns whether an episode has begun: nothing was in vain
-    /// since the pause before had ended and as much time again had passed.
+    /// grows to that where that is longer than the longest pause. Returns whether this is the first time after a long calm or
+    /// something that was worth it: the beginning of an episode.
     pub fn in_vain(&mut self, paid: Duration, now_ns: u64) -> bool {
-        let begins = now_ns >= self.until_ns + self.pause.as_nanos() as u64;
+        let calm = self.until_ns + self.pause.max(CALM).as_nanos() as u64;
+        let begins = self.pause.is_zero() || now_ns >= calm;
         self.pause = if begins { self.first } else { (2 * self.pause).min(paid.max(self.most)) };
         self.until_ns = now_ns + self.pause.as_nanos() as u64;
         begins
@@ -62,14 +66,21 @@ mod tests {
     }
 
     #[test]
-    fn an_episode_ends_when_something_was_worth_it_or_after_a_long_time() {
-        let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(16));
+    fn an_episode_ends_when_something_was_worth_it_or_after_a_long_calm() {
+        let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(100));
         assert!(backoff.in_vain(Duration::ZERO, 0));
-        assert!(!backoff.in_vain(Duration::ZERO, 3 * SECOND));
-        // That pause ended at 7 s, and was 4 s long.
-        assert!(backoff.in_vain(Duration::ZERO, 11 * SECOND));
-        assert!(!backoff.ready(12 * SECOND) && backoff.ready(13 * SECOND));
+        // Attempts that come later than they might are not calm.
+        for attempt in 1..13 {
+            assert!(!backoff.in_vain(Duration::ZERO, attempt * 59 * SECOND), "{attempt}");
+        }
+        // The last pause is 40.96 s long, from 708 s on; the next one twice that.
+        let end = 708 * SECOND + 40_960_000_000;
+        assert!(!backoff.ready(end - 1) && backoff.ready(end));
+        assert!(!backoff.in_vain(Duration::ZERO, end + 59 * SECOND));
+        let end = end + 59 * SECOND + 81_920_000_000;
+        assert!(!backoff.clone().in_vain(Duration::ZERO, end + 81 * SECOND));
+        assert!(backoff.in_vain(Duration::ZERO, end + 82 * SECOND));
         backoff.worth_it();
-        assert!(backoff.ready(12 * SECOND) && backoff.in_vain(Duration::ZERO, 12 * SECOND));
+        assert!(backoff.ready(0) && backoff.in_vain(Duration::ZERO, end + 83 * SECOND));
     }
 }
