@@ -189,7 +189,11 @@ mod tests {
         );
         let ours = Ours::new().unwrap();
         assert!(!ours.has(b"max\n") && !ours.has(b"0\n"));
-        ours.change(4096, || Ok(assert!(ours.has(b"4096\n")))).unwrap();
+        let known = || {
+            assert!(ours.has(b"4096\n"));
+            Ok(())
+        };
+        ours.change(4096, known).unwrap();
         assert!(ours.change(8192, || Err(Errno(libc::ENODEV))).is_err());
         assert!(ours.has(b"4096\n") && ours.has(b"8192\nmore") && !ours.has(b"max\n"));
         ours.change(8192, || Ok(())).unwrap();
