@@ -16,7 +16,8 @@ const CLOSE_SLICE: Duration = Duration::from_millis(10);
 const ALERT: Duration = Duration::from_secs(1);
 /// Looks take at most this share of the budget: the kernel may signal a group full of page cache a hundred times a second.
 const LOOKS: f64 = 0.25;
-const REST_MOST: Duration = Duration::from_secs(1);
+/// Longest time between two looks: the kernel doesn't have a task of cgroup v2 sleep longer than that at a time either.
+const REST_MOST: Duration = Duration::from_secs(2);
 /// Near the limit, exceed the budget only while a quarter of the time goes into splits; otherwise back off exponentially, until this
 /// share of the budget pays for the attempts.
 const WORTHWHILE: u64 = 4;
