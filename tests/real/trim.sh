@@ -108,36 +108,202 @@ assert counters["trimmed_bytes"] > 100 << 20
 PYTHON
 }
 
-# The source's case: twice as much in huge pages as the group may have, a fourteenth of it used. Killed at once on the stock kernel.
-trim_hold() {
+# A memory control group with a limit of 64 MiB and no swap, of the version that this machine has, as $group; $control is the file that a
+# watch changes. The group is removed at the end.
+limited_group() {
     can_trim
-    local mount=/sys/fs/cgroup/memory group
+    local mount=/sys/fs/cgroup/memory
+    if [ ! -e $mount/memory.limit_in_bytes ]; then
+        for mount in /sys/fs/cgroup /sys/fs/cgroup/unified; do
+            if grep -qw memory "$mount/cgroup.controllers" 2>/dev/null; then break; fi
+        done
+        echo +memory >"$mount/cgroup.subtree_control" 2>/dev/null || skip "no memory controller can be had here"
+    fi
     group=$mount/pagecrew-test-$$
     mkdir "$group" 2>/dev/null || skip "no control group can be made"
-    at_exit "kill \$(jobs -p) 2>/dev/null || true; sleep 0.2; rmdir $group || true"
-    [ -e "$group/memory.oom_control" ] || skip "the kernel's OOM killer can't be held up here"
-    echo 20M >"$group/memory.limit_in_bytes"
-    "$pagecrew" trim --watch --cgroup "$group" --interval 1s &
-    local watch=$!
-    sleep 0.5
-    (echo "$BASHPID" >"$group/cgroup.procs" && exec "$programs/sparse" 40 20) || fail "status $?"
+    at_exit "kill \$(jobs -p) 2>/dev/null || true; eventually rmdir $group 2>/dev/null || true"
+    if [ -e "$group/memory.high" ]; then
+        control=memory.high
+        echo 64M >"$group/memory.max"
+        [ ! -e "$group/memory.swap.max" ] || echo 0 >"$group/memory.swap.max"
+    else
+        control=memory.oom_control
+        [ -e "$group/$control" ] || skip "the kernel's OOM killer can't be held up here"
+        echo 64M >"$group/memory.limit_in_bytes"
+    fi
+}
+
+# What that file has: memory.high, or whether the OOM killer is off.
+control() {
+    sed 's/oom_kill_disable //; q' "$group/$control"
+}
+
+control_is() {
+    [ "$(control)" = "$1" ]
+}
+
+control_is_not() {
+    ! control_is "$1"
+}
+
+# Whether a command succeeds within 5 seconds.
+eventually() {
+    local _
+    for _ in $(seq 50); do
+        if "$@"; then return; fi
+        sleep 0.1
+    done
+    return 1
+}
+
+# start_watch [INTERVAL]: starts a watch over the group as $watch, and waits until it holds it. What it says goes to $work/log.
+start_watch() {
+    local before
+    before=$(control)
+    "$pagecrew" trim --watch --cgroup "$group" --interval "${1:-1s}" >/dev/null 2>"$work/log" &
+    watch=$!
+    eventually control_is_not "$before" || fail "the group is not held"
+}
+
+# in_group COMMAND...: runs it in the group.
+in_group() {
+    (echo "$BASHPID" >"$group/cgroup.procs" && exec "$@") 2>/dev/null
+}
+
+in_vain() {
+    grep -c 'nothing to give back' "$work/log" || true
+}
+
+# The source's case: twice as much in huge pages as the group may have, a fourteenth of it used. Killed on the stock kernel.
+sparse() {
+    in_group "$programs/sparse" 128 "$1"
+}
+
+trim_hold() {
+    limited_group
+    local before status=0
+    before=$(control)
+    sparse 1 || status=$?
+    [ "$status" -eq 137 ] || skip "this kernel doesn't kill what is to be saved (status $status)"
+    start_watch
+    sparse 4 || fail "status $?"
     kill "$watch"
     wait "$watch" || fail "the watch ended with status $?"
-    grep -q 'oom_kill_disable 0' "$group/memory.oom_control" || fail "the OOM killer is not what it was"
+    eventually control_is "$before" || fail "the group's control is $(control), and was $before"
     # Where nothing can be given back, the kernel has its way.
-    "$pagecrew" trim --watch --cgroup "$group" --interval 1s 2>/dev/null &
-    watch=$!
-    sleep 0.5
-    local status=0
-    (echo "$BASHPID" >"$group/cgroup.procs" && exec "$programs/sparse" 40 1 dense) 2>/dev/null || status=$?
+    start_watch
+    status=0
+    in_group "$programs/sparse" 128 1 dense || status=$?
     [ "$status" -eq 137 ] || fail "a program that needs more than it may have ended with status $status"
-    # And if the watch is killed, nothing stays held.
+    [ "$(in_vain)" -eq 1 ] || fail "the watch has said $(in_vain) times that there is nothing to give back"
+    # That was this once.
+    sleep 3
+    sparse 1 || fail "status $? after a program that could not be saved"
+    echo "$control"
+}
+
+# Ticks of CPU time that the watch has used.
+ticks() {
+    local fields
+    read -ra fields <"/proc/$watch/stat"
+    echo $((fields[13] + fields[14]))
+}
+
+# watched SECONDS: watches the watch for so long. $used is the ticks that it has used; it may not change the group.
+watched() {
+    local was _
+    was=$(control)
+    used=-$(ticks)
+    for _ in $(seq "$1"); do
+        sleep 1
+        control_is "$was" || fail "the group's control goes from $was to $(control)"
+    done
+    used=$((used + $(ticks)))
+}
+
+# Page cache of the group, in MiB.
+cached() {
+    awk '/^(total_)?(in)?active_file / {sum[$1 ~ /^total/] += $2} END {print int((sum[1] ? sum[1] : sum[0]) / 1048576)}' \
+        "$group/memory.stat"
+}
+
+is_cached() {
+    [ "$(cached)" -ge "$1" ]
+}
+
+# Reads what is larger than the group's limit, again and again, in the group: a disk, or a file in the checkout.
+fill_with_cache() {
+    local source file=$root/target/tests/cache
+    for source in /dev/[svx]d[a-z] /dev/nvme*n1 "$file"; do
+        # Page cache belongs to the group that reads or writes first.
+        if [ "$source" = "$file" ]; then in_group head -c 192M /dev/zero >"$file"; fi
+        [ -r "$source" ] || continue
+        # A disk that nobody has open has no page cache.
+        in_group bash -c "exec 3<$source; while dd if=$source of=/dev/null bs=1M count=192; do :; done" &
+        if eventually is_cached 48; then return; fi
+        kill $! 2>/dev/null || true
+    done
+    skip "nothing that can be read here fills a group's page cache"
+}
+
+# A group that is full of page cache is not at its limit, and what is in need beside the cache is saved as well.
+trim_hold_cache() {
+    limited_group
+    needs awk
+    at_exit "kill \$(jobs -p) 2>/dev/null || true; rm -f $root/target/tests/cache; eventually rmdir $group 2>/dev/null || true"
+    fill_with_cache
+    local before used _
+    before=$(control)
+    start_watch 10s
+    sleep 3
+    # On an emulated machine that is busy with other things, a tick is more than a tick; then once more.
+    for _ in 1 2 3; do
+        watched 20
+        # 1 % of 20 s, what was saved up before, and half as much again for the clock.
+        if [ "$((used * 100 / $(getconf CLK_TCK)))" -le 45 ]; then break; fi
+    done
+    [ "$((used * 100 / $(getconf CLK_TCK)))" -le 45 ] || fail "the watch used $used ticks in 20 s"
+    is_cached 40 || fail "only $(cached) MiB of page cache are left"
+    sparse 2 || fail "status $?"
+    [ "$(in_vain)" -eq 0 ] || fail "the watch has said $(in_vain) times that there is nothing to give back"
+    kill "$watch"
+    wait "$watch" || fail "the watch ended with status $?"
+    eventually control_is "$before" || fail "the group's control is $(control), and was $before"
+    echo "$control, $used ticks of CPU in 20 s"
+}
+
+# A watch that is killed leaves the group as it was, or as somebody else has set it up meanwhile.
+trim_hold_killed() {
+    limited_group
+    local before signal
+    before=$(control)
+    start_watch
     kill -9 "$watch"
-    sleep 0.5
-    grep -q 'oom_kill_disable 0' "$group/memory.oom_control" || fail "the OOM killer is still off"
+    wait "$watch" 2>/dev/null || true
+    eventually control_is "$before" || fail "the group's control is $(control), and was $before"
+    if [ "$control" != memory.high ]; then
+        echo "$control"
+        return
+    fi
+    # At once, which leaves it to the guard, and when the watch has seen it.
+    for signal in KILL TERM; do
+        echo max >"$group/memory.high"
+        start_watch
+        echo 40M >"$group/memory.high"
+        if [ "$signal" = TERM ]; then
+            eventually grep -q 'somebody else' "$work/log" || fail "the watch has not said that the group is not held any more"
+        fi
+        kill -"$signal" "$watch"
+        wait "$watch" 2>/dev/null || true
+        sleep 0.5
+        control_is 41943040 || fail "memory.high is $(control) after SIG$signal, and somebody else had set 40 MiB"
+    done
+    echo "$control"
 }
 
 add trim/redis 120 trim_redis
 add trim/numpy 120 trim_numpy
 add trim/under-run 120 trim_under_run
-add trim/hold 120 trim_hold
+add trim/hold 200 trim_hold
+add trim/hold/cache 300 trim_hold_cache
+add trim/hold/killed 60 trim_hold_killed

@@ -7,6 +7,78 @@ use std::io::Read;
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The numbers that this process has written to a file and is about to write there, in memory that the guard shares. A file
+/// with any other number was changed by somebody else.
+#[derive(Debug)]
+pub(super) struct Ours(NonNull<[AtomicU64; 2]>);
+
+// SAFETY: the memory belongs to this value alone, and is only used as atomic numbers.
+unsafe impl Send for Ours {}
+// SAFETY: as above.
+unsafe impl Sync for Ours {}
+
+impl Ours {
+    /// Before the first write there is none.
+    const NONE: u64 = u64::MAX - 1;
+
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn new() -> Result<Ours, Errno> {
+        let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping, at no address in particular.
+        let mapped = unsafe { libc::mmap(std::ptr::null_mut(), size_of::<[AtomicU64; 2]>(), rights, kind, -1, 0) };
+        if mapped == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        let ours = Ours(NonNull::new(mapped.cast()).ok_or(Errno(libc::ENOMEM))?);
+        ours.numbers().iter().for_each(|number| number.store(Ours::NONE, Ordering::Relaxed));
+        Ok(ours)
+    }
+
+    fn numbers(&self) -> &[AtomicU64; 2] {
+        // SAFETY: mapped for as long as this is, zeroed by the kernel, and only ever used as atomic numbers.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Has `write` write `number`. Whenever this process is killed, the file has one of the two numbers.
+    ///
+    /// # Errors
+    /// Those of `write`.
+    pub fn change(&self, number: u64, write: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
+        let [last, next] = self.numbers();
+        next.store(number, Ordering::SeqCst);
+        write()?;
+        last.store(number, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Whether the text of the file has a number of ours.
+    fn has(&self, text: &[u8]) -> bool {
+        let found = number(text);
+        self.numbers().iter().any(|number| number.load(Ordering::SeqCst) == found)
+    }
+}
+
+impl Drop for Ours {
+    fn drop(&mut self) {
+        // SAFETY: this process's mapping, which nothing refers to any more. The guard has its own.
+        unsafe { libc::munmap(self.0.as_ptr().cast(), size_of::<[AtomicU64; 2]>()) };
+    }
+}
+
+/// The number that a text begins with; `u64::MAX` for `max` and whatever else is none.
+fn number(text: &[u8]) -> u64 {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
+    match text.first() {
+        Some(first) if first.is_ascii_digit() => {
+            digits.fold(0, |number: u64, digit| number.saturating_mul(10).saturating_add((digit - b'0').into()))
+        }
+        _ => u64::MAX,
+    }
+}
 
 /// A child process that writes a text to a file as soon as this process has ended, or this is dropped. A child that this process
 /// forked meanwhile, and that has not called `exec`, counts as a part of it.
@@ -19,8 +91,9 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Starts a guard over `file`, which is to be open for writing, and waits until it is at its place.
-    pub fn start(file: &File, text: &str) -> Result<Guard, Errno> {
+    /// Starts a guard over `file`, which is to be open for reading and writing, and waits until it is at its place. With `ours`,
+    /// it leaves the file alone when the number there is none of those.
+    pub fn start(file: &File, text: &str, ours: Option<&Ours>) -> Result<Guard, Errno> {
         let (line, end) = UnixStream::pair().map_err(Errno::from)?;
         // SAFETY: the masks are set by sigfillset and pthread_sigmask before they are used. The child stays inside
         // `guard`, which keeps to what is allowed after a fork of a process with several threads.
@@ -34,7 +107,7 @@ impl Guard {
             let process = libc::fork();
             let error = Errno::last();
             if process == 0 {
-                guard(line.as_raw_fd(), end.as_raw_fd(), file.as_raw_fd(), text.as_bytes());
+                guard(line.as_raw_fd(), end.as_raw_fd(), file.as_raw_fd(), text.as_bytes(), ours);
             }
             libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
             if process < 0 {
@@ -59,8 +132,8 @@ impl Drop for Guard {
     }
 }
 
-/// The guard's life: sends a byte, waits for the end of `end`, writes `text` to `file` and exits. `line` is the other side of
-/// `end`.
+/// The guard's life: sends a byte, waits for the end of `end`, writes `text` to `file`, unless that has a number that isn't one of
+/// `ours`, and exits. `line` is the other side of `end`.
 ///
 /// It may be in the group that is held, since it inherits this process's. So from that byte on it must not need a page that it
 /// doesn't have: what it touches is touched before, and kept by `mlockall` (`MCL_ONFAULT`, 4.4), where that is allowed, without
@@ -68,7 +141,14 @@ impl Drop for Guard {
 ///
 /// # Safety
 /// To be called in a forked child, with every signal blocked. Calls only what is safe in a signal handler.
-unsafe fn guard(line: c_int, end: c_int, file: c_int, text: &[u8]) -> ! {
+unsafe fn guard(line: c_int, end: c_int, file: c_int, text: &[u8], ours: Option<&Ours>) -> ! {
+    let mut found = [0u8; 32];
+    // Whether the file may be written to.
+    let mut may = || {
+        // SAFETY: the kernel writes to the array, within its length.
+        let count = unsafe { libc::pread(file, found.as_mut_ptr().cast(), found.len(), 0) };
+        ours.is_none_or(|ours| found.get(..usize::try_from(count).unwrap_or(0)).is_some_and(|text| ours.has(text)))
+    };
     // SAFETY: the descriptors are open here as they are in the parent; the text and the name are the child's own copies, and reads
     // and writes stay within what is given.
     unsafe {
@@ -84,12 +164,39 @@ unsafe fn guard(line: c_int, end: c_int, file: c_int, text: &[u8]) -> ! {
         libc::chdir(c"/".as_ptr());
         libc::prctl(libc::PR_SET_NAME, c"pagecrew/guard".as_ptr());
         // Writes nothing, but has the code that does in memory.
+        std::hint::black_box(may());
         libc::pwrite(-1, text.as_ptr().cast(), text.len(), 0);
         libc::mlockall(libc::MCL_CURRENT | libc::MCL_ONFAULT);
         let mut byte = 0u8;
         libc::write(end, (&raw const byte).cast(), 1);
         while libc::read(end, (&raw mut byte).cast(), 1) < 0 && Errno::last() == Errno(libc::EINTR) {}
-        libc::pwrite(file, text.as_ptr().cast(), text.len(), 0);
+        if may() {
+            libc::pwrite(file, text.as_ptr().cast(), text.len(), 0);
+        }
         libc::_exit(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_numbers_of_ours_are_known() {
+        assert_eq!(
+            [&b"0\n"[..], b"4096", b"max\n", b"", b"99999999999999999999999"].map(number),
+            [0, 4096, u64::MAX, u64::MAX, u64::MAX]
+        );
+        let ours = Ours::new().unwrap();
+        assert!(!ours.has(b"max\n") && !ours.has(b"0\n"));
+        let known = || {
+            assert!(ours.has(b"4096\n"));
+            Ok(())
+        };
+        ours.change(4096, known).unwrap();
+        assert!(ours.change(8192, || Err(Errno(libc::ENODEV))).is_err());
+        assert!(ours.has(b"4096\n") && ours.has(b"8192\nmore") && !ours.has(b"max\n"));
+        ours.change(8192, || Ok(())).unwrap();
+        assert!(!ours.has(b"4096\n") && ours.has(b"8192\n"));
     }
 }

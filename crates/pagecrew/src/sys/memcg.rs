@@ -2,10 +2,12 @@
 //!
 //! At the limit of a group the kernel kills one of its tasks. A [`Hold`] has the tasks wait instead, until somebody has given
 //! memory back. It is meant for a process that watches the group from outside, so unlike most of this layer it uses the heap.
+//! Where a group is to be held, and whether it is near that, `trim/held.rs` decides.
 
 use super::Errno;
 use super::cgroup::{MEMORY_V1, MEMORY_V2, NO_LIMIT};
-use super::guard::Guard;
+use super::guard::{Guard, Ours};
+use super::{PAGE_SIZE, procfs};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -27,16 +29,28 @@ pub enum Version {
 /// The files of a group in one version.
 struct Files {
     usage: &'static str,
+    /// The limit at which the kernel kills.
+    most: &'static str,
     /// A limit is the lowest of these.
     limits: &'static [&'static str],
     /// What is written to hold the group.
     control: &'static str,
 }
 
-const FILES_V1: Files =
-    Files { usage: "memory.usage_in_bytes", limits: &["memory.limit_in_bytes"], control: "memory.oom_control" };
-const FILES_V2: Files =
-    Files { usage: "memory.current", limits: &["memory.high", "memory.max"], control: "memory.high" };
+const FILES_V1: Files = Files {
+    usage: "memory.usage_in_bytes",
+    most: "memory.limit_in_bytes",
+    limits: &["memory.limit_in_bytes"],
+    control: "memory.oom_control",
+};
+const FILES_V2: Files = Files {
+    usage: "memory.current",
+    most: "memory.max",
+    limits: &["memory.high", "memory.max"],
+    control: "memory.high",
+};
+const OOM_KILLER_OFF: &str = "1\n";
+const OOM_KILLER_ON: &str = "0\n";
 
 /// A control group, with what the memory controller says of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,15 +139,13 @@ impl fmt::Display for HoldError {
 
 impl std::error::Error for HoldError {}
 
-/// What [`Hold::wait`] has found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wake {
-    /// Neither of the others.
-    Quiet,
-    /// The usage is at seven eighths of where tasks are held, or above.
-    Near,
-    /// Tasks of the group are held.
-    Held,
+/// What the kernel can take from a group without its tasks, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Reclaimable {
+    /// Page cache and other memory of the kernel that it drops or writes back.
+    pub cache: u64,
+    /// Anonymous and shared memory that goes to swap, as far as there is room.
+    pub swappable: u64,
 }
 
 /// Whether `error` tells that a group has gone: removed by its path, or under an open file of it.
@@ -141,9 +153,9 @@ fn vanished(error: Errno) -> bool {
     matches!(error.0, libc::ENOENT | libc::ENODEV)
 }
 
-/// The number of a file that has only one; `None` for `max`.
+/// The number in the first line of a file that has only one; `None` for `max`.
 fn number(text: &str) -> Result<Option<u64>, Errno> {
-    match text.trim() {
+    match text.lines().next().unwrap_or("").trim() {
         "max" => Ok(None),
         text => text.parse().map(Some).map_err(|_| Errno(libc::EILSEQ)),
     }
@@ -159,9 +171,20 @@ fn numbers_of_processes(text: &str) -> impl Iterator<Item = i32> {
     text.lines().filter_map(|line| line.parse().ok()).filter(|&process| process > 0)
 }
 
-/// What `memory.high` is to be below a `memory.max` of `max` bytes, so that tasks slow down before one of them is killed.
-fn high_below(max: u64) -> u64 {
-    max.saturating_sub((max / 8).max(4 << 20)).max(max / 2)
+/// The text of a file of version 2 that has `number`, as the kernel takes it.
+fn text(number: Option<u64>) -> String {
+    number.map_or("max\n".to_owned(), |number| format!("{number}\n"))
+}
+
+/// What `memory.stat` tells. A field that a kernel doesn't have counts as zero: nothing is known that could be taken.
+fn reclaimable(stat: &str, version: Version) -> Reclaimable {
+    // In version 1, the fields without this are the group's alone, without those below it.
+    let prefix = if version == Version::V1 { "total_" } else { "" };
+    let sum = |names: &[&str]| names.iter().filter_map(|name| field(stat, &format!("{prefix}{name}"))).sum();
+    Reclaimable {
+        cache: sum(&["inactive_file", "active_file", "slab_reclaimable"]),
+        swappable: sum(&["inactive_anon", "active_anon"]),
+    }
 }
 
 /// The directory `top` and all groups below it, each before those inside it, with their numbers; those that vanish meanwhile
@@ -285,7 +308,7 @@ impl Group {
         number(&fs::read_to_string(self.path.join(name)).map_err(Errno::from)?)
     }
 
-    /// Has the group's tasks held at its limit from now on, until the [`Hold`] is dropped.
+    /// Prepares to have the group's tasks held, which [`Hold::take`] does, until the [`Hold`] is dropped.
     ///
     /// - Version 1 (2.6.35; as described since 3.12): the OOM killer is off for the group. A task that takes a page fault at the
     ///   limit sleeps, and only SIGKILL ends it, until memory of the group is freed, its limit raised or the group let go. That
@@ -299,7 +322,8 @@ impl Group {
     /// any other.
     ///
     /// A child process, the *guard*, undoes all this if this process ends without dropping the hold, also by SIGKILL. If both
-    /// are killed at once, the group stays held: `echo 0 > memory.oom_control` lets it go.
+    /// are killed at once, the group stays held: `echo 0 > memory.oom_control` (version 1) or `echo max > memory.high`
+    /// (version 2) lets it go.
     ///
     /// # Errors
     /// See [`HoldError`].
@@ -318,32 +342,37 @@ impl Group {
         let refused = |errno| HoldError::Refused(self.path.join(self.files().control), errno);
         let before = read_again(&control).map_err(refused)?;
         let usage = self.open(self.files().usage, false)?;
-        let (signals, held_at, texts) = match self.version {
+        let most = self.open(self.files().most, false)?;
+        let (signals, change) = match self.version {
             Version::V1 => {
-                let signals =
-                    vec![self.notify(&control, "")?, self.notify(&usage, &format!(" {}", seven_eighths(limit)))?];
+                let threshold = format!(" {}", limit / 8 * 7);
+                let signals = vec![self.notify(&control, "")?, self.notify(&usage, &threshold)?];
                 let off = field(&before, "oom_kill_disable") == Some(1);
-                (signals, limit, (!off).then(|| ("1\n".to_owned(), "0\n".to_owned())))
+                (signals, (!off).then_some(Change::OomKiller))
             }
             Version::V2 => {
-                let events = self.open("memory.events", false)?;
+                // Those of the groups below are not told in the first one (5.2).
+                let events = self.open("memory.events.local", false).or_else(|_| self.open("memory.events", false))?;
                 // The kernel signals what has changed since the file was read.
                 read_again(&events).map_err(|errno| HoldError::Refused(self.path.join("memory.events"), errno))?;
                 let high = number(&before).map_err(refused)?;
-                match self.number("memory.max").map_err(refused)? {
+                let max = self.number("memory.max").map_err(refused)?;
+                let change = match max {
                     Some(max) if high.is_none_or(|high| high >= max) => {
-                        let texts = (format!("{}\n", high_below(max)), before);
-                        (vec![events], high_below(max), Some(texts))
+                        let ours = Ours::new().map_err(HoldError::NoGuard)?;
+                        Some(Change::High { before: high, now: high, ours })
                     }
-                    _ => (vec![events], limit, None),
-                }
+                    _ => None,
+                };
+                (vec![events], change)
             }
         };
-        let change = texts.map(|(held, free)| Change { held, free });
         let guard = match &change {
-            Some(change) => Some(Guard::start(&control, &change.free).map_err(HoldError::NoGuard)?),
+            Some(Change::OomKiller) => Some(Guard::start(&control, OOM_KILLER_ON, None)),
+            Some(Change::High { before, ours, .. }) => Some(Guard::start(&control, &text(*before), Some(ours))),
             None => None,
         };
+        let guard = guard.transpose().map_err(HoldError::NoGuard)?;
         let mut hold = Hold {
             group: self.clone(),
             control,
@@ -351,11 +380,11 @@ impl Group {
             guard,
             signals,
             usage,
-            near: seven_eighths(held_at),
-            fresh: true,
+            most,
+            stat: None,
             known: BTreeSet::new(),
         };
-        hold.again().map_err(refused)?;
+        hold.know_groups().map_err(refused)?;
         Ok(hold)
     }
 
@@ -386,52 +415,49 @@ impl Group {
     }
 }
 
-/// A group whose tasks wait at its limit. Dropping it undoes what [`Group::hold`] did.
+/// A group whose tasks can be held at its limit. Dropping it undoes what it has done.
 #[derive(Debug)]
 pub struct Hold {
     group: Group,
     /// The file that is written to hold the group, locked for as long as that may be undone.
     control: File,
-    /// `None` if the group was set up like this already: then it is left so.
+    /// `None` if the group was set up like this already, or somebody else has changed it: then it is left so.
     change: Option<Change>,
     /// There is one where there is a change.
     guard: Option<Guard>,
     /// Eventfds in version 1, `memory.events` in version 2.
     signals: Vec<File>,
     usage: File,
-    /// From this usage on it is [`Wake::Near`].
-    near: u64,
-    /// The kernel signals changes, so the first wait looks how things are.
-    fresh: bool,
+    most: File,
+    /// `memory.stat`, once it was needed.
+    stat: Option<File>,
     /// The groups below that have been seen (version 1).
     known: BTreeSet<u64>,
 }
 
-/// What is written to [`Hold::control`] to hold the group, and to let it go.
+/// What a [`Hold`] changes.
 #[derive(Debug)]
-struct Change {
-    held: String,
-    free: String,
+enum Change {
+    /// The OOM killer (version 1).
+    OomKiller,
+    /// `memory.high` (version 2): what it was, and what it is by our doing.
+    High { before: Option<u64>, now: Option<u64>, ours: Ours },
 }
 
 impl Hold {
-    /// Waits until tasks of the group are held, until its usage passes seven eighths of where they are, or until `timeout` has
-    /// passed, and tells what is the case then. Returns at once as long as tasks are held, and [`Wake::Quiet`] when a signal
-    /// handler has run or the group has been removed. Version 2 has no signal for [`Wake::Near`]: it is found at the end of
-    /// `timeout`.
+    /// The group.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Waits until the kernel tells that tasks of the group are held or that its usage passes seven eighths of the limit that it
+    /// had at first (version 1), that its usage was at `memory.high` (version 2), until a signal handler has run or until
+    /// `timeout` has passed.
     ///
     /// In version 1, groups that are made below a held group are made without an OOM killer, too. This gives it back to them, so
     /// it is to be called again and again.
-    pub fn wait(&mut self, timeout: Duration) -> Wake {
+    pub fn wait(&mut self, timeout: Duration) {
         self.free_new_groups();
-        match self.look() {
-            Wake::Held => return Wake::Held,
-            Wake::Near if self.fresh => {
-                self.fresh = false;
-                return Wake::Near;
-            }
-            _ => self.fresh = false,
-        }
         let events = if self.group.version == Version::V1 { libc::POLLIN } else { libc::POLLPRI };
         let mut polled: Vec<_> =
             self.signals.iter().map(|signal| libc::pollfd { fd: signal.as_raw_fd(), events, revents: 0 }).collect();
@@ -442,83 +468,144 @@ impl Hold {
         // SAFETY: the descriptors are open, the array has the length that is given, and no signal mask is passed.
         let ready =
             unsafe { libc::ppoll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, &timeout, std::ptr::null()) };
-        if ready < 0 {
-            return Wake::Quiet;
+        if ready <= 0 {
+            return;
         }
         for mut signal in &self.signals {
-            // Whatever was signalled is looked at below; an eventfd that was not has nothing to read.
+            // What was signalled is found by looking; an eventfd that was not signalled has nothing to read.
             let _ = match self.group.version {
                 Version::V1 => signal.read(&mut [0; 8]),
                 Version::V2 => signal.read_at(&mut [0; 512], 0),
             };
         }
-        self.look()
     }
 
-    /// How things are, whatever was signalled: a signal may be late, or have been taken by an earlier look.
-    fn look(&self) -> Wake {
-        if self.held() {
-            Wake::Held
-        } else if self.bytes_used().is_some_and(|usage| usage >= self.near) {
-            Wake::Near
-        } else {
-            Wake::Quiet
-        }
-    }
-
-    fn bytes_used(&self) -> Option<u64> {
+    /// What is charged to the group and to those below it, in bytes; `None` if the group has gone.
+    pub fn usage(&self) -> Option<u64> {
         number(&read_again(&self.usage).ok()?).ok()?
     }
 
-    /// Whether tasks of the group are held at this moment: in version 1, some sleep at its limit; in version 2, its usage is
-    /// not below `memory.high`.
-    pub fn held(&self) -> bool {
-        let Ok(control) = read_again(&self.control) else { return false };
+    /// The limit at which the kernel kills: `memory.limit_in_bytes`, `memory.max`.
+    pub fn most(&self) -> Option<u64> {
+        number(&read_again(&self.most).ok()?).ok()?.filter(|&most| most < NO_LIMIT)
+    }
+
+    /// `memory.high`, in version 2.
+    pub fn high(&self) -> Option<u64> {
         match self.group.version {
-            Version::V1 => field(&control, "under_oom").is_some_and(|under_oom| under_oom != 0),
-            Version::V2 => match number(&control) {
-                Ok(Some(high)) => self.bytes_used().is_some_and(|usage| usage >= high),
-                _ => false,
-            },
+            Version::V1 => None,
+            Version::V2 => number(&read_again(&self.control).ok()?).ok()?,
+        }
+    }
+
+    /// Whether tasks of the group sleep at its limit; `None` in version 2, which doesn't tell.
+    pub fn sleeping(&self) -> Option<bool> {
+        (self.group.version == Version::V1).then(|| {
+            let control = read_again(&self.control).unwrap_or_default();
+            field(&control, "under_oom").is_some_and(|under_oom| under_oom != 0)
+        })
+    }
+
+    /// How often tasks of the group were over `memory.high` and had to reclaim (version 2).
+    pub fn times_over_high(&self) -> u64 {
+        let text = self.signals.first().map_or(Err(Errno(libc::ENOENT)), read_again);
+        text.ok().and_then(|text| field(&text, "high")).unwrap_or(0)
+    }
+
+    /// What the kernel could take, by `memory.stat`, which costs it tens of microseconds to write. As the kernel keeps these
+    /// numbers, they may be two seconds old by up to 64 pages a CPU.
+    pub fn reclaimable(&mut self) -> Reclaimable {
+        if self.stat.is_none() {
+            self.stat = self.group.open("memory.stat", false).ok();
+        }
+        let mut buffer = [0; 8192];
+        let count = self.stat.as_ref().and_then(|file| file.read_at(&mut buffer, 0).ok()).unwrap_or(0);
+        reclaimable(&String::from_utf8_lossy(&buffer[..count]), self.group.version)
+    }
+
+    /// Swap that the group may still use, by its own limit and by what the machine has. Limits of groups above it don't count.
+    pub fn free_swap(&self) -> u64 {
+        let machine = procfs::memory_info().map_or(0, |memory| memory.free_swap);
+        let own = match (self.group.number("memory.swap.max"), self.group.number("memory.swap.current")) {
+            (Ok(Some(max)), Ok(Some(current))) => max.saturating_sub(current),
+            _ => u64::MAX,
+        };
+        machine.min(own)
+    }
+
+    /// Whether this may change the group: it was not set up like this before it was held, and nobody else has changed it since.
+    pub fn may_change(&self) -> bool {
+        self.change.is_some()
+    }
+
+    /// Holds the group. In version 2, `memory.high` is set to `high`, in whole pages; the kernel reclaims at once what is above it.
+    /// Does nothing if [`may_change`](Hold::may_change) is false, or becomes so because `memory.high` is not as this left it.
+    ///
+    /// # Errors
+    /// `ENODEV` if the group has gone.
+    pub fn take(&mut self, high: u64) -> Result<(), Errno> {
+        match self.change {
+            None => Ok(()),
+            Some(Change::OomKiller) => {
+                self.know_groups()?;
+                write(&self.control, OOM_KILLER_OFF)
+            }
+            Some(Change::High { .. }) => self.set_high(Some(high / PAGE_SIZE as u64 * PAGE_SIZE as u64)),
         }
     }
 
     /// Lets the group's tasks go on as they would without the hold: in version 1 the OOM killer ends one of those that sleep,
-    /// unless there is memory now. Does nothing to a group that was set up like this before it was held.
+    /// unless there is memory now. Does nothing in the cases in which [`take`](Hold::take) doesn't.
     ///
     /// # Errors
     /// `ENODEV` if the group has gone.
     pub fn let_go(&mut self) -> Result<(), Errno> {
-        let Some(change) = &self.change else { return Ok(()) };
-        let written = write(&self.control, &change.free);
-        self.free_new_groups();
-        written
+        match self.change {
+            None => Ok(()),
+            Some(Change::OomKiller) => {
+                let written = write(&self.control, OOM_KILLER_ON);
+                self.free_new_groups();
+                written
+            }
+            Some(Change::High { before, .. }) => self.set_high(before),
+        }
     }
 
-    /// Holds the group again after [`let_go`](Hold::let_go).
-    ///
-    /// # Errors
-    /// `ENODEV` if the group has gone.
-    pub fn again(&mut self) -> Result<(), Errno> {
-        let Some(change) = &self.change else { return Ok(()) };
-        if self.group.version == Version::V1 {
+    /// Writes `memory.high`, unless somebody else has: from then on it is theirs, and the guard, which would see the same, ends.
+    fn set_high(&mut self, high: Option<u64>) -> Result<(), Errno> {
+        let found = number(&read_again(&self.control)?)?;
+        let Some(Change::High { now, ours, .. }) = &mut self.change else { return Ok(()) };
+        if found != *now {
+            self.change = None;
+            self.guard = None;
+            return Ok(());
+        }
+        if found != high {
+            ours.change(high.unwrap_or(u64::MAX), || write(&self.control, &text(high)))?;
+            *now = high;
+        }
+        Ok(())
+    }
+
+    /// The groups that are there now have their OOM killers as they were set up (version 1).
+    fn know_groups(&mut self) -> Result<(), Errno> {
+        if matches!(self.change, Some(Change::OomKiller)) {
             self.known = groups(&self.group.path)?.into_iter().map(|(_, number)| number).collect();
         }
-        self.fresh = true;
-        write(&self.control, &change.held)
+        Ok(())
     }
 
     /// Gives the OOM killer back to the groups below that were made since this was last called, and so without one (version 1):
     /// nobody looks whether tasks sleep at *their* limits.
     fn free_new_groups(&mut self) {
-        if self.group.version == Version::V2 || self.change.is_none() {
+        if !matches!(self.change, Some(Change::OomKiller)) {
             return;
         }
         let Ok(groups) = groups(&self.group.path) else { return };
         for (path, _) in groups.iter().filter(|(_, number)| !self.known.contains(number)) {
             // One that has gone again needs nothing.
             let control = OpenOptions::new().write(true).open(path.join(FILES_V1.control));
-            let _ = control.and_then(|mut control| control.write_all(b"0\n"));
+            let _ = control.and_then(|mut control| control.write_all(OOM_KILLER_ON.as_bytes()));
         }
         self.known = groups.into_iter().map(|(_, number)| number).collect();
     }
@@ -533,11 +620,6 @@ impl Drop for Hold {
         // SAFETY: the descriptor is open. Not left to the end of the file: a child of this process may have it.
         unsafe { libc::flock(self.control.as_raw_fd(), libc::LOCK_UN) };
     }
-}
-
-/// Seven eighths of `bytes`.
-fn seven_eighths(bytes: u64) -> u64 {
-    bytes / 8 * 7
 }
 
 /// The beginning of an open file of the kernel's as it is now; all of those that are read like this are short.
@@ -690,10 +772,18 @@ mod tests {
         }
     }
 
-    fn wait_for(hold: &mut Hold, wanted: Wake) {
+    /// A group that is held.
+    fn held(group: &Group) -> Hold {
+        let mut hold = group.hold().unwrap();
+        hold.take(56 << 20).unwrap();
+        hold
+    }
+
+    fn wait_for_sleepers(hold: &mut Hold) {
         let begin = Instant::now();
-        while hold.wait(Duration::from_secs(1)) != wanted {
-            assert!(begin.elapsed() < PATIENCE, "never {wanted:?}");
+        while hold.sleeping() == Some(false) {
+            hold.wait(Duration::from_secs(1));
+            assert!(begin.elapsed() < PATIENCE, "nothing sleeps");
         }
     }
 
@@ -710,12 +800,14 @@ mod tests {
     }
 
     #[test]
-    fn high_stays_between_half_of_max_and_max() {
-        assert_eq!(high_below(64 << 20), 56 << 20);
-        assert_eq!(high_below(16 << 20), 12 << 20);
-        assert_eq!(high_below(6 << 20), 3 << 20);
-        assert_eq!(high_below(0), 0);
-        assert_eq!(high_below(u64::MAX), u64::MAX - u64::MAX / 8);
+    fn what_can_be_taken_by_memory_stat() {
+        let v2 =
+            "anon 1\nfile 90\ninactive_anon 4\nactive_anon 8\ninactive_file 16\nactive_file 32\nslab_reclaimable 64\n";
+        assert_eq!(reclaimable(v2, Version::V2), Reclaimable { cache: 112, swappable: 12 });
+        assert_eq!(reclaimable("anon 1\ninactive_file 16\n", Version::V2), Reclaimable { cache: 16, swappable: 0 });
+        let v1 = "inactive_file 1\nactive_file 2\ntotal_inactive_file 16\ntotal_active_file 32\ntotal_active_anon 5\n";
+        assert_eq!(reclaimable(v1, Version::V1), Reclaimable { cache: 48, swappable: 5 });
+        assert_eq!(reclaimable("", Version::V1), Reclaimable::default());
     }
 
     #[test]
@@ -771,20 +863,20 @@ mod tests {
     fn tasks_are_held_at_the_limit_until_there_is_memory() {
         let Some(group) = TestGroup::new(LIMIT) else { return };
         let mut hold = group.0.hold().unwrap();
-        assert_eq!(group.oom_kill_disable(), 1);
-        assert_eq!(hold.wait(Duration::from_millis(10)), Wake::Quiet);
+        assert_eq!(group.oom_kill_disable(), 0);
+        hold.take(0).unwrap();
+        assert_eq!((group.oom_kill_disable(), hold.most(), hold.high()), (1, Some(LIMIT as u64), None));
+        assert_eq!(hold.sleeping(), Some(false));
         let mut eater = Eater::new(&group.0.path, 2 * LIMIT);
         eater.go();
-        wait_for(&mut hold, Wake::Held);
-        // Also when the signal was taken already.
-        assert_eq!(hold.wait(PATIENCE), Wake::Held);
+        wait_for_sleepers(&mut hold);
         assert_eq!(eater.status(Duration::from_millis(100)), None);
-        assert!(hold.held());
+        assert_eq!(hold.sleeping(), Some(true));
         group.write("memory.limit_in_bytes", &(4 * LIMIT).to_string());
         eater.go();
         let status = eater.status(PATIENCE).unwrap();
         assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "status {status:#x}");
-        assert!(!hold.held());
+        assert_eq!(hold.sleeping(), Some(false));
         drop(hold);
         assert_eq!(group.oom_kill_disable(), 0);
     }
@@ -792,33 +884,29 @@ mod tests {
     #[test]
     fn the_threshold_is_told_before_the_limit() {
         let Some(group) = TestGroup::new(LIMIT) else { return };
-        let mut hold = group.0.hold().unwrap();
+        let mut hold = held(&group.0);
         let eater = Eater::new(&group.0.path, LIMIT / 16 * 15);
         let begin = Instant::now();
         eater.go();
-        assert_eq!(hold.wait(PATIENCE), Wake::Near);
+        hold.wait(PATIENCE);
         assert!(begin.elapsed() < PATIENCE / 2, "only after {:?}", begin.elapsed());
-        // From now on it is told at the end of the time, and at once to a new hold.
-        assert_eq!(hold.wait(Duration::from_millis(20)), Wake::Near);
-        drop(hold);
-        let begin = Instant::now();
-        assert_eq!(group.0.hold().unwrap().wait(PATIENCE), Wake::Near);
-        assert!(begin.elapsed() < PATIENCE / 2);
+        assert!(hold.usage().unwrap() >= LIMIT as u64 / 8 * 7);
+        assert!(comes_true(PATIENCE, || hold.usage().unwrap() - hold.reclaimable().cache >= LIMIT as u64 / 16 * 15));
     }
 
     #[test]
     fn tasks_that_are_let_go_meet_the_oom_killer() {
         let Some(group) = TestGroup::new(LIMIT) else { return };
-        let mut hold = group.0.hold().unwrap();
+        let mut hold = held(&group.0);
         for _ in 0..2 {
             let mut eater = Eater::new(&group.0.path, 2 * LIMIT);
             eater.go();
-            wait_for(&mut hold, Wake::Held);
+            wait_for_sleepers(&mut hold);
             hold.let_go().unwrap();
             let status = eater.status(PATIENCE).unwrap();
             assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL, "status {status:#x}");
             assert_eq!(group.oom_kill_disable(), 0);
-            hold.again().unwrap();
+            hold.take(0).unwrap();
             assert_eq!(group.oom_kill_disable(), 1);
         }
     }
@@ -826,12 +914,13 @@ mod tests {
     #[test]
     fn one_at_a_time_holds_a_group_and_finds_it_as_it_was_again() {
         let Some(group) = TestGroup::new(LIMIT) else { return };
-        let hold = group.0.hold().unwrap();
+        let hold = held(&group.0);
         assert_eq!(group.0.hold().unwrap_err(), HoldError::Taken(group.0.path.join("memory.oom_control")));
         drop(hold);
         group.write("memory.oom_control", "1");
-        let mut hold = group.0.hold().unwrap();
+        let mut hold = held(&group.0);
         hold.let_go().unwrap();
+        assert!(!hold.may_change());
         assert_eq!(group.oom_kill_disable(), 1);
         drop(hold);
         assert_eq!(group.oom_kill_disable(), 1);
@@ -842,7 +931,7 @@ mod tests {
         let Some(group) = TestGroup::new(LIMIT) else { return };
         let own = group.below("own");
         fs::write(own.join("memory.oom_control"), "1").unwrap();
-        let mut hold = group.0.hold().unwrap();
+        let mut hold = held(&group.0);
         let first = group.below("first");
         assert_eq!(oom_kill_disable(&first), 1);
         hold.wait(Duration::ZERO);
@@ -856,16 +945,17 @@ mod tests {
     #[test]
     fn a_group_may_go_while_it_is_held() {
         let Some(group) = TestGroup::new(LIMIT) else { return };
-        let mut hold = group.0.hold().unwrap();
+        let mut hold = held(&group.0);
         drop(group);
-        assert_eq!(hold.wait(Duration::from_millis(10)), Wake::Quiet);
+        hold.wait(Duration::from_millis(10));
+        assert_eq!((hold.usage(), hold.most(), hold.sleeping()), (None, None, Some(false)));
         assert_eq!(hold.let_go(), Err(Errno(libc::ENODEV)));
     }
 
     #[test]
     fn the_guard_has_nothing_of_this_process_and_ends_with_the_hold() {
         let Some(group) = TestGroup::new(LIMIT) else { return };
-        let hold = group.0.hold().unwrap();
+        let hold = held(&group.0);
         let guard = hold.guard.as_ref().unwrap().process;
         let entry = |name: &str| PathBuf::from(format!("/proc/{guard}/{name}"));
         assert_eq!(fs::read_to_string(entry("comm")).unwrap(), "pagecrew/guard\n");
@@ -887,11 +977,11 @@ mod tests {
         // SAFETY: no other test uses this signal; the handler does nothing.
         unsafe { libc::signal(libc::SIGUSR2, nothing as *const () as libc::sighandler_t) };
         let files = MadeUp::new("max\n", "67108864\n");
-        let mut hold = files.group().hold().unwrap();
+        let mut hold = held(&files.group());
         let (begin, over) = (Instant::now(), AtomicBool::new(false));
         // SAFETY: takes nothing.
         let this = unsafe { libc::pthread_self() };
-        let wake = std::thread::scope(|scope| {
+        std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
                     std::thread::sleep(Duration::from_millis(5));
@@ -899,11 +989,9 @@ mod tests {
                     unsafe { libc::pthread_kill(this, libc::SIGUSR2) };
                 }
             });
-            let wake = hold.wait(PATIENCE);
+            hold.wait(PATIENCE);
             over.store(true, Ordering::Relaxed);
-            wake
         });
-        assert_eq!(wake, Wake::Quiet);
         assert!(begin.elapsed() < PATIENCE / 2);
     }
 
@@ -916,7 +1004,7 @@ mod tests {
         if std::env::var_os("PAGECREW_TEST_INSIDE").is_some() {
             fs::write(group.path.join("cgroup.procs"), "0").unwrap();
         }
-        let _hold = group.hold().unwrap();
+        let _hold = held(&group);
         let _ = io::stdin().read_line(&mut String::new());
     }
 
@@ -987,40 +1075,90 @@ mod tests {
         assert_eq!((group.version(), group.limit(), group.usage()), (Version::V2, Some(64 << 20), Ok(1 << 20)));
         assert_eq!(group.processes(), Ok(vec![5]));
         let mut hold = group.hold().unwrap();
-        assert_eq!(files.high(), "58720256");
-        assert_eq!(hold.wait(Duration::from_millis(1)), Wake::Quiet);
-        files.write("memory.current", "57671680\n");
-        assert_eq!(hold.wait(Duration::from_millis(1)), Wake::Near);
-        files.write("memory.current", "58720256\n");
-        assert_eq!(hold.wait(PATIENCE), Wake::Held);
+        assert_eq!(
+            (files.high().as_str(), hold.high(), hold.most(), hold.sleeping()),
+            ("max", None, Some(64 << 20), None)
+        );
+        // In whole pages, as the kernel would round it.
+        hold.take((56 << 20) + 5).unwrap();
+        assert_eq!((files.high().as_str(), hold.high()), ("58720256", Some(56 << 20)));
+        hold.take(48 << 20).unwrap();
+        assert_eq!(files.high(), "50331648");
         hold.let_go().unwrap();
-        assert_eq!(files.high(), "max");
-        // Without the rest of what was there.
-        files.write("memory.high", "max\n");
-        assert!(!hold.held());
-        hold.again().unwrap();
-        assert_eq!((files.high(), hold.held()), ("58720256".to_owned(), true));
+        assert_eq!((files.high().as_str(), hold.high()), ("max", None));
+        hold.take(56 << 20).unwrap();
         drop(hold);
         assert_eq!(files.high(), "max");
+    }
+
+    #[test]
+    fn numbers_of_version_2() {
+        let files = MadeUp::new("max\n", "67108864\n");
+        let mut hold = files.group().hold().unwrap();
+        assert_eq!((hold.usage(), hold.times_over_high()), (Some(1 << 20), 0));
+        assert_eq!(hold.reclaimable(), Reclaimable::default());
+        files.write("memory.stat", "inactive_file 4096\n");
+        files.write("memory.events", "low 0\nhigh 17\nmax 0\n");
+        assert_eq!((hold.times_over_high(), hold.reclaimable().cache), (17, 4096));
+        files.write("memory.swap.max", "8192\n");
+        files.write("memory.swap.current", "8192\n");
+        assert_eq!(hold.free_swap(), 0);
+        files.write("memory.max", "max\n");
+        files.write("memory.current", "\n");
+        assert_eq!((hold.most(), hold.usage()), (None, None));
+        // Those of the groups below are left out where the kernel can.
+        files.write("memory.events.local", "low 0\nhigh 3\nmax 0\n");
+        files.write("memory.max", "67108864\n");
+        drop(hold);
+        assert_eq!(files.group().hold().unwrap().times_over_high(), 3);
     }
 
     #[test]
     fn the_guard_restores_memory_high() {
         let files = MadeUp::new("99000000000\n", "67108864\n");
-        let mut hold = files.group().hold().unwrap();
-        assert_eq!(files.high(), "58720256");
+        let mut hold = held(&files.group());
+        hold.take(48 << 20).unwrap();
+        assert_eq!(files.high(), "50331648");
         // As if this process had ended: the guard alone is left to do it.
-        hold.change = None;
-        drop(hold);
+        hold.guard = None;
         assert_eq!(files.high(), "99000000000");
+    }
+
+    #[test]
+    fn what_somebody_else_writes_to_memory_high_stays() {
+        // Before each step that would write.
+        for step in 0..4 {
+            let files = MadeUp::new("max\n", "67108864\n");
+            let mut hold = held(&files.group());
+            files.write("memory.high", "33554432\n");
+            match step {
+                0 => hold.take(48 << 20).unwrap(),
+                1 => hold.let_go().unwrap(),
+                2 => hold.guard = None,
+                _ => {}
+            }
+            assert_eq!(hold.may_change(), step > 1);
+            hold.take(48 << 20).unwrap();
+            assert!(!hold.may_change());
+            drop(hold);
+            assert_eq!(files.high(), "33554432");
+        }
+        // Also while the group is let go.
+        let files = MadeUp::new("max\n", "67108864\n");
+        let mut hold = held(&files.group());
+        hold.let_go().unwrap();
+        files.write("memory.high", "33554432\n");
+        hold.take(48 << 20).unwrap();
+        assert!(!hold.may_change());
+        drop(hold);
+        assert_eq!(files.high(), "33554432");
     }
 
     #[test]
     fn memory_high_is_left_where_it_is_below_max() {
         let files = MadeUp::new("33554432\n", "67108864\n");
-        let mut hold = files.group().hold().unwrap();
-        files.write("memory.current", "33554432\n");
-        assert_eq!((hold.wait(PATIENCE), files.high()), (Wake::Held, "33554432".to_owned()));
+        let hold = held(&files.group());
+        assert_eq!((hold.may_change(), hold.high(), files.high()), (false, Some(32 << 20), "33554432".to_owned()));
         drop(hold);
         assert_eq!(files.high(), "33554432");
         let files = MadeUp::new("max\n", "max\n");

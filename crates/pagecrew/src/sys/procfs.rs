@@ -141,6 +141,8 @@ pub struct MemoryInfo {
     pub available: u64,
     /// `SwapTotal` in bytes.
     pub swap: u64,
+    /// `SwapFree` in bytes.
+    pub free_swap: u64,
 }
 
 /// Reads `/proc/meminfo`.
@@ -161,6 +163,7 @@ fn parse_memory_info(text: &str) -> Option<MemoryInfo> {
         total: field("MemTotal:")?,
         available: field("MemAvailable:")?,
         swap: field("SwapTotal:").unwrap_or(0),
+        free_swap: field("SwapFree:").unwrap_or(0),
     })
 }
 

@@ -1,0 +1,224 @@
+//! Is a control group held at its limit, and where is it to be held: pure arithmetic.
+//!
+//! What counts is memory that the kernel can't simply take: a group may be full of page cache all its life, and nobody waits.
+
+use crate::sys::PAGE_SIZE;
+
+/// How a group stands at its limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Neither of the others.
+    Quiet,
+    /// Memory that the kernel can't drop is at seven eighths of where tasks are held, or above.
+    Near,
+    /// Tasks of the group are held.
+    Held,
+}
+
+/// What is known of a group. Each is asked for only where it decides: some cost the kernel much more than others.
+pub trait Numbers {
+    /// Whether tasks sleep at the limit, if the kernel tells (version 1).
+    fn sleeping(&mut self) -> Option<bool>;
+    /// Where tasks are held; `None` if they aren't.
+    fn line(&mut self) -> Option<u64>;
+    /// What is charged to the group.
+    fn usage(&mut self) -> Option<u64>;
+    /// What of it the kernel can drop or write back, without swap.
+    fn cache(&mut self) -> u64;
+    /// What of it the kernel can write to swap.
+    fn swappable(&mut self) -> u64;
+    /// Whether tasks had to reclaim since the last look.
+    fn reclaims(&mut self) -> bool;
+}
+
+/// From here on a group is near `line`.
+fn near(line: u64) -> u64 {
+    line / 8 * 7
+}
+
+/// How a group stands. Where the kernel doesn't tell that tasks sleep, they are held if the group is at the line and next to
+/// nothing can be taken from it: a sixty-fourth, or a sixteenth if the tasks are busy taking it.
+pub fn standing(numbers: &mut impl Numbers) -> Standing {
+    let sleeping = numbers.sleeping();
+    if sleeping == Some(true) {
+        return Standing::Held;
+    }
+    let (Some(line), Some(usage)) = (numbers.line(), numbers.usage()) else { return Standing::Quiet };
+    if usage < near(line) {
+        return Standing::Quiet;
+    }
+    let fixed = usage.saturating_sub(numbers.cache());
+    if fixed < near(line) {
+        return Standing::Quiet;
+    }
+    if sleeping.is_some() || usage < line {
+        return Standing::Near;
+    }
+    let busy = numbers.reclaims();
+    let held = |fixed| fixed >= line - line / 64 || (busy && fixed >= line - line / 16);
+    // With swap, the kernel makes room. It does that better without the zeroes, but nobody waits for them to go.
+    if held(fixed) && held(fixed.saturating_sub(numbers.swappable())) { Standing::Held } else { Standing::Near }
+}
+
+/// What `memory.high` is to be below a `memory.max` of `max` bytes, so that tasks slow down before one of them is killed.
+pub fn high_below(max: u64) -> u64 {
+    whole_pages(max.saturating_sub((max / 8).max(4 << 20)).max(max / 2))
+}
+
+/// A step down of `memory.high` is a sixty-fourth of `memory.max`, but at least and at most this: tens of milliseconds for the kernel.
+const STEP_LEAST: u64 = 16 << 20;
+const STEP_MOST: u64 = 256 << 20;
+
+/// The next step from a `memory.high` of `high` bytes to [`high_below`] `max`, in a group with `usage` bytes: the kernel
+/// reclaims what is above it at once, so a group full of page cache is not brought down by an eighth at once.
+pub fn next_high(high: u64, usage: u64, max: u64) -> u64 {
+    let step = (max / 64).clamp(STEP_LEAST, STEP_MOST);
+    whole_pages(high.min(usage).min(max).saturating_sub(step)).max(high_below(max))
+}
+
+fn whole_pages(bytes: u64) -> u64 {
+    bytes / PAGE_SIZE as u64 * PAGE_SIZE as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Numbers that are given, in MiB, and which of the costly ones were asked for.
+    #[derive(Default, Clone)]
+    struct Given {
+        sleeping: Option<bool>,
+        line: Option<u64>,
+        usage: Option<u64>,
+        cache: u64,
+        swappable: u64,
+        reclaims: bool,
+        asked: Vec<&'static str>,
+    }
+
+    impl Numbers for Given {
+        fn sleeping(&mut self) -> Option<bool> {
+            self.sleeping
+        }
+        fn line(&mut self) -> Option<u64> {
+            self.line
+        }
+        fn usage(&mut self) -> Option<u64> {
+            self.usage
+        }
+        fn cache(&mut self) -> u64 {
+            self.asked.push("cache");
+            self.cache
+        }
+        fn swappable(&mut self) -> u64 {
+            self.asked.push("swappable");
+            self.swappable
+        }
+        fn reclaims(&mut self) -> bool {
+            self.asked.push("reclaims");
+            self.reclaims
+        }
+    }
+
+    /// A group of version 2 with a line at 640 MiB.
+    fn group(usage: u64, cache: u64) -> Given {
+        Given { line: Some(640 * MIB), usage: Some(usage * MIB), cache: cache * MIB, ..Given::default() }
+    }
+
+    #[test]
+    fn a_group_with_room_costs_one_number() {
+        let mut given = group(559, 0);
+        assert_eq!(standing(&mut given), Standing::Quiet);
+        assert!(given.asked.is_empty());
+        assert_eq!(standing(&mut Given { usage: Some(u64::MAX), ..Given::default() }), Standing::Quiet);
+        assert_eq!(standing(&mut Given { usage: None, ..group(0, 0) }), Standing::Quiet);
+    }
+
+    #[test]
+    fn page_cache_is_quiet_however_full() {
+        for (usage, cache, reclaims) in [(640, 630, true), (700, 141, true), (560, 1, false)] {
+            let mut given = Given { reclaims, ..group(usage, cache) };
+            assert_eq!(standing(&mut given), Standing::Quiet, "{usage} {cache}");
+            assert_eq!(given.asked, ["cache"]);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_taken_is_near_and_then_held() {
+        let of = |usage, cache, reclaims| standing(&mut Given { reclaims, ..group(usage, cache) });
+        assert_eq!(of(560, 0, false), Standing::Near);
+        // Below the line nobody waits.
+        assert_eq!(of(639, 0, true), Standing::Near);
+        assert_eq!(of(640, 0, false), Standing::Held);
+        assert_eq!(of(640, 10, false), Standing::Held);
+        // The rest is little, and lasts as long as nobody takes it.
+        assert_eq!(of(640, 11, false), Standing::Near);
+        assert_eq!(of(640, 40, true), Standing::Held);
+        assert_eq!(of(640, 41, true), Standing::Near);
+        assert_eq!(of(900, 300, true), Standing::Held);
+    }
+
+    #[test]
+    fn what_can_be_swapped_holds_nobody_but_is_near() {
+        let of = |swappable| standing(&mut Given { swappable: swappable * MIB, ..group(650, 0) });
+        assert_eq!([of(0), of(20), of(21), of(4000)], [Standing::Held, Standing::Held, Standing::Near, Standing::Near]);
+        let mut near = group(600, 0);
+        assert_eq!(standing(&mut near), Standing::Near);
+        assert_eq!(near.asked, ["cache"]);
+    }
+
+    #[test]
+    fn version_1_tells_itself_who_sleeps() {
+        let of = |sleeping, cache| standing(&mut Given { sleeping: Some(sleeping), ..group(640, cache) });
+        assert_eq!([of(true, 640), of(false, 0), of(false, 600)], [Standing::Held, Standing::Near, Standing::Quiet]);
+    }
+
+    #[test]
+    fn tiny_limits_and_a_line_that_has_moved() {
+        let of = |line, usage, cache| {
+            standing(&mut Given { line: Some(line), usage: Some(usage), cache, ..Given::default() })
+        };
+        assert_eq!(of(0, 0, 0), Standing::Held);
+        assert_eq!(of(4096, 4096, 0), Standing::Held);
+        assert_eq!(of(4096, 4096, 4096), Standing::Quiet);
+        // Numbers that were not read at the same time.
+        assert_eq!(of(4096, 4096, 1 << 30), Standing::Quiet);
+        assert_eq!(of(64 * MIB, 100 * MIB, 0), Standing::Held);
+        assert_eq!(of(200 * MIB, 100 * MIB, 0), Standing::Quiet);
+        assert_eq!(of(u64::MAX, u64::MAX - 1, 0), Standing::Near);
+    }
+
+    #[test]
+    fn high_stays_between_half_of_max_and_max() {
+        assert_eq!(high_below(64 << 20), 56 << 20);
+        assert_eq!(high_below(16 << 20), 12 << 20);
+        assert_eq!(high_below(6 << 20), 3 << 20);
+        assert_eq!(high_below(1 << 20), 512 << 10);
+        assert_eq!(high_below(0), 0);
+        assert!(high_below(u64::MAX) < u64::MAX);
+    }
+
+    #[test]
+    fn high_comes_down_in_steps_and_goes_up_at_once() {
+        const GIB: u64 = 1 << 30;
+        const LIMIT: u64 = 4 * GIB;
+        let mut steps = Vec::new();
+        let mut high = u64::MAX;
+        while steps.last() != Some(&high) {
+            steps.push(high);
+            // As much cache as may be.
+            high = next_high(high, high.min(LIMIT), LIMIT);
+        }
+        assert_eq!(steps[1..], [1, 2, 3, 4, 5, 6, 7, 8].map(|step| LIMIT - step * 64 * MIB));
+        // There is nothing to reclaim on the way.
+        assert_eq!(next_high(u64::MAX, GIB, 64 * GIB), 56 * GIB);
+        assert_eq!(next_high(u64::MAX, 20 << 20, 20 << 20), high_below(20 << 20));
+        // The limit was raised, or lowered.
+        assert_eq!(next_high(56 * GIB, 56 * GIB, 128 * GIB), 112 * GIB);
+        assert_eq!(next_high(56 * GIB, 8 * GIB, 8 * GIB), 8 * GIB - 128 * MIB);
+        assert_eq!(next_high(1024 * GIB, 1024 * GIB, 1024 * GIB), 1024 * GIB - 256 * MIB);
+        assert_eq!(next_high(5000, 0, 4096), 0);
+    }
+}

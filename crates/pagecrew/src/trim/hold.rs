@@ -1,0 +1,303 @@
+//! A control group that is held at its limit: what [`held`](super::held) decides, done with [`sys::memcg`](crate::sys::memcg).
+
+use super::held::{Numbers, Standing, high_below, next_high, standing};
+use crate::sys::Errno;
+use crate::sys::memcg::{Group, Hold, HoldError, Reclaimable, Version};
+use std::time::Duration;
+
+/// A group whose tasks wait at its limit, until memory of it was given back or it is let go. Dropping it undoes what it has done.
+#[derive(Debug)]
+pub struct Holder {
+    hold: Hold,
+    /// Not let go.
+    holding: bool,
+    /// Of the last look that asked for it.
+    times_over_high: u64,
+}
+
+impl Holder {
+    /// Holds `group`.
+    ///
+    /// # Errors
+    /// See [`HoldError`].
+    pub fn new(group: &Group) -> Result<Holder, HoldError> {
+        let hold = group.hold()?;
+        let mut holder = Holder { times_over_high: hold.times_over_high(), hold, holding: false };
+        holder.again().map_err(|errno| HoldError::Refused(group.path().to_owned(), errno))?;
+        Ok(holder)
+    }
+
+    /// Waits until something has happened to the group that is worth a look, but not longer than `timeout`. See [`Hold::wait`].
+    pub fn wait(&mut self, timeout: Duration) {
+        self.hold.wait(timeout);
+    }
+
+    /// How the group stands. While it is held, `memory.high` (version 2) follows `memory.max`.
+    ///
+    /// Costs a few microseconds; tens where the group is nearly full and `memory.stat` has to tell of what.
+    pub fn look(&mut self) -> Standing {
+        let standing = standing(&mut Look { holder: self, reclaimable: None });
+        if self.holding && self.follow(standing).is_err() {
+            // The group has gone, or is about to.
+            return Standing::Quiet;
+        }
+        standing
+    }
+
+    /// Moves `memory.high` (version 2) to where it belongs.
+    fn follow(&mut self, standing: Standing) -> Result<(), Errno> {
+        if self.hold.group().version() == Version::V1 {
+            return Ok(());
+        }
+        // Without a limit there is nothing to hold the group at.
+        let Some(max) = self.hold.most() else { return self.hold.let_go() };
+        let high = self.hold.high().unwrap_or(u64::MAX);
+        if high <= high_below(max) {
+            self.hold.take(high_below(max))
+        } else if standing != Standing::Held {
+            self.step_down(high, max)
+        } else {
+            // There is nothing to reclaim, and tasks would only be slowed down more.
+            Ok(())
+        }
+    }
+
+    /// Lowers `memory.high` by a step, since the kernel reclaims at once what is above it.
+    fn step_down(&mut self, high: u64, max: u64) -> Result<(), Errno> {
+        let Some(usage) = self.hold.usage() else { return Ok(()) };
+        self.hold.take(next_high(high, usage, max))
+    }
+
+    /// Whether the group is held, not let go.
+    pub fn holding(&self) -> bool {
+        self.holding
+    }
+
+    /// Whether holding changes the group. It doesn't if the group was set up like that before, or has a `memory.high` of its own
+    /// below its `memory.max`; nor once somebody else has changed `memory.high`.
+    pub fn may_change(&self) -> bool {
+        self.hold.may_change()
+    }
+
+    /// Lets the group go: the kernel kills at its limit as it would without a hold.
+    ///
+    /// # Errors
+    /// `ENODEV` if the group has gone.
+    pub fn let_go(&mut self) -> Result<(), Errno> {
+        self.holding = false;
+        self.hold.let_go()
+    }
+
+    /// Holds the group again after [`let_go`](Holder::let_go).
+    ///
+    /// # Errors
+    /// `ENODEV` if the group has gone.
+    pub fn again(&mut self) -> Result<(), Errno> {
+        self.holding = true;
+        match self.hold.group().version() {
+            Version::V1 => self.hold.take(0),
+            Version::V2 => match self.hold.most() {
+                Some(max) => self.step_down(self.hold.high().unwrap_or(u64::MAX), max),
+                None => Ok(()),
+            },
+        }
+    }
+}
+
+/// One look at a group.
+struct Look<'h> {
+    holder: &'h mut Holder,
+    /// What `memory.stat` has told.
+    reclaimable: Option<Reclaimable>,
+}
+
+impl Look<'_> {
+    fn reclaimable(&mut self) -> Reclaimable {
+        *self.reclaimable.get_or_insert_with(|| self.holder.hold.reclaimable())
+    }
+}
+
+impl Numbers for Look<'_> {
+    fn sleeping(&mut self) -> Option<bool> {
+        self.holder.hold.sleeping()
+    }
+
+    fn line(&mut self) -> Option<u64> {
+        let hold = &self.holder.hold;
+        match (hold.most(), hold.high()) {
+            (most, _) if hold.group().version() == Version::V1 => most,
+            // Also while `memory.high` is on its way there, or the group is let go.
+            (most, _) if hold.may_change() => most.map(high_below),
+            (most, high) => most.into_iter().chain(high).min(),
+        }
+    }
+
+    fn usage(&mut self) -> Option<u64> {
+        self.holder.hold.usage()
+    }
+
+    fn cache(&mut self) -> u64 {
+        self.reclaimable().cache
+    }
+
+    fn swappable(&mut self) -> u64 {
+        self.reclaimable().swappable.min(self.holder.hold.free_swap())
+    }
+
+    fn reclaims(&mut self) -> bool {
+        let times = self.holder.hold.times_over_high();
+        times != std::mem::replace(&mut self.holder.times_over_high, times)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::path::PathBuf;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    const MIB: u64 = 1 << 20;
+
+    /// A directory of plain files like those of a group of version 2.
+    struct MadeUp(PathBuf);
+
+    impl MadeUp {
+        fn new(max: u64) -> MadeUp {
+            static COUNT: AtomicU32 = AtomicU32::new(0);
+            let name = format!("pagecrew-test-hold-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+            let group = MadeUp(std::env::temp_dir().join(name));
+            fs::create_dir(&group.0).unwrap();
+            group.write("cgroup.procs", "");
+            group.write("memory.high", "max\n");
+            group.write("memory.swap.max", "0\n");
+            group.write("memory.swap.current", "0\n");
+            group.over_high(0);
+            group.number("memory.max", max);
+            group.memory(0, 0);
+            group
+        }
+
+        fn write(&self, file: &str, text: &str) {
+            fs::write(self.0.join(file), text).unwrap();
+        }
+
+        fn number(&self, file: &str, bytes: u64) {
+            self.write(file, &format!("{bytes}\n"));
+        }
+
+        fn over_high(&self, times: u32) {
+            self.write("memory.events", &format!("low 0\nhigh {times}\nmax 0\n"));
+        }
+
+        /// So much anonymous memory and page cache, in MiB.
+        fn memory(&self, anonymous: u64, cache: u64) {
+            self.number("memory.current", (anonymous + cache) * MIB);
+            let [active, inactive] = [cache * MIB / 4, cache * MIB / 4 * 3];
+            let anonymous = anonymous * MIB;
+            self.write(
+                "memory.stat",
+                &format!("anon {anonymous}\ninactive_anon {anonymous}\nactive_anon 0\ninactive_file {inactive}\nactive_file {active}\n"),
+            );
+        }
+
+        /// `memory.high` in MiB, as far as it has a number.
+        fn high(&self) -> Option<u64> {
+            let text = fs::read_to_string(self.0.join("memory.high")).unwrap();
+            text.lines().next().unwrap().parse().ok().map(|bytes: u64| bytes / MIB)
+        }
+
+        fn holder(&self) -> Holder {
+            Holder::new(&Group::find(self.0.to_str().unwrap()).unwrap()).unwrap()
+        }
+    }
+
+    impl Drop for MadeUp {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn anonymous_memory_is_held_and_page_cache_is_not() {
+        let files = MadeUp::new(64 * MIB);
+        let mut holder = files.holder();
+        assert_eq!((files.high(), holder.look()), (Some(56), Standing::Quiet));
+        for (anonymous, cache, expected) in [
+            (0, 56, Standing::Quiet),
+            (48, 12, Standing::Quiet),
+            (50, 6, Standing::Near),
+            (50, 0, Standing::Near),
+            (56, 0, Standing::Held),
+            (58, 4, Standing::Held),
+        ] {
+            files.memory(anonymous, cache);
+            assert_eq!(holder.look(), expected, "{anonymous} {cache}");
+        }
+        // Tasks that have to reclaim, with little left to reclaim.
+        files.memory(53, 3);
+        assert_eq!(holder.look(), Standing::Near);
+        files.over_high(5);
+        assert_eq!([holder.look(), holder.look()], [Standing::Held, Standing::Near]);
+        // A kernel that doesn't tell what it could take.
+        files.memory(0, 56);
+        fs::remove_file(files.0.join("memory.stat")).unwrap();
+        drop(holder);
+        assert_eq!(files.holder().look(), Standing::Held);
+    }
+
+    #[test]
+    fn memory_high_is_lowered_in_steps_and_not_below_what_is_held() {
+        let files = MadeUp::new(1024 * MIB);
+        files.memory(100, 924);
+        let mut holder = files.holder();
+        assert_eq!(files.high(), Some(1008));
+        files.memory(100, 908);
+        assert_eq!((holder.look(), files.high()), (Standing::Quiet, Some(992)));
+        files.memory(100, 500);
+        assert_eq!((holder.look(), files.high()), (Standing::Quiet, Some(896)));
+        holder.let_go().unwrap();
+        assert_eq!((holder.holding(), holder.look(), files.high()), (false, Standing::Quiet, None));
+        files.memory(960, 0);
+        assert_eq!((holder.look(), files.high()), (Standing::Held, None));
+        holder.again().unwrap();
+        assert_eq!((holder.look(), files.high()), (Standing::Held, Some(944)));
+        files.memory(960, 30);
+        assert_eq!((holder.look(), files.high()), (Standing::Held, Some(944)));
+    }
+
+    #[test]
+    fn a_limit_that_is_changed_is_followed_and_somebody_elses_value_stays() {
+        let files = MadeUp::new(64 * MIB);
+        let mut holder = files.holder();
+        for (max, high) in [(128, 112), (32, 28)] {
+            files.number("memory.max", max * MIB);
+            assert_eq!((holder.look(), files.high()), (Standing::Quiet, Some(high)));
+        }
+        files.write("memory.max", "max\n");
+        files.memory(500, 0);
+        assert_eq!((holder.look(), files.high()), (Standing::Quiet, None));
+        files.write("memory.high", "max\n");
+        files.number("memory.max", 512 * MIB);
+        files.memory(10, 0);
+        assert_eq!((holder.look(), files.high()), (Standing::Quiet, Some(448)));
+        files.number("memory.high", 40 * MIB);
+        assert!(holder.may_change());
+        assert_eq!((holder.look(), files.high(), holder.may_change()), (Standing::Quiet, Some(40), false));
+        files.memory(40, 0);
+        assert_eq!(holder.look(), Standing::Held);
+        holder.let_go().unwrap();
+        drop(holder);
+        assert_eq!(files.high(), Some(40));
+    }
+
+    #[test]
+    fn a_group_that_has_gone_is_quiet() {
+        let files = MadeUp::new(64 * MIB);
+        files.memory(60, 0);
+        let mut holder = files.holder();
+        assert_eq!(holder.look(), Standing::Held);
+        files.write("memory.current", "");
+        assert_eq!(holder.look(), Standing::Quiet);
+    }
+}
