@@ -2,10 +2,11 @@
 # The machines that users have, one after the other under QEMU: boots each with Debian's own kernel and programs, and runs the tests
 # that make sense there. KVM is used where there is any, and emulation otherwise, so nothing here says how fast something is.
 #
-# Usage: guests.sh [--short] [--table] [MACHINE [TEST ... | -- COMMAND]]
+# Usage: guests.sh [--short | --table | --list] [--no-build] [MACHINE [TEST ... | -- COMMAND]]
 #   MACHINE   only this one; TEST ... only these of its tests, by the names or their beginnings as in test-real.sh
 #   COMMAND   a line for the shell in the guest, instead of tests: to look at something there by hand
 #   --short   the machines and tests of `make test`, below five minutes
+#   --no-build  with what was built for guests before
 #   --table   makes docs/platforms.md of the last run of every machine, and boots none
 #   --list    prints the machines
 #
@@ -28,7 +29,7 @@ usage() {
     exit 2
 }
 
-short=no table=no wanted=() command=''
+short=no table=no build=yes wanted=() command=''
 while [ "$#" -gt 0 ]; do
     argument=$1
     shift
@@ -38,6 +39,7 @@ while [ "$#" -gt 0 ]; do
         break
         ;;
     --short) short=yes ;;
+    --no-build) build=no ;;
     --table) table=yes ;;
     --list)
         printf '%s\n' "${machines[@]}"

@@ -119,6 +119,9 @@ for line in sys.stdin:
     done
 }
 
+# Architectures that were built for in this run.
+built=()
+
 # initramfs NAME TEST...: what the machine boots with, as $results/NAME.initramfs: Debian's programs, and over them the checkout, in
 # the same place as here, since tests know where they were built.
 initramfs() {
@@ -129,7 +132,10 @@ initramfs() {
     else
         userland "userland-$release-bare" "$release" "${bare_packages[@]}"
     fi
-    product "$architecture" "$target/guest-$architecture"
+    if [ "$build" = yes ] && [[ " ${built[*]-} " != *" $architecture "* ]]; then
+        product "$architecture" "$target/guest-$architecture"
+        built+=("$architecture")
+    fi
     rm -rf "$stage"
     inside=$stage$checkout
     mkdir -p "$inside/target/release" "$inside/target/tmp" "$stage/modules"

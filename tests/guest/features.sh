@@ -162,13 +162,14 @@ feature_pool() {
     fi
 }
 
-# What is kept goes back at once when the program's group comes near its limit.
+# What is kept goes back when the program's group comes near its limit, and is not written to swap first.
 feature_group_limit() {
     local group=/sys/fs/cgroup/pagecrew-test-$$
     mkdir "$group" 2>/dev/null || skip "no control group can be made"
     at_exit "kill \$(jobs -p) 2>/dev/null || true; sleep 0.5; rmdir $group 2>/dev/null || true"
     [ -e "$group/memory.max" ] || skip "the memory controller of version 2 is not there"
-    echo 192M >"$group/memory.max"
+    [ "$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo)" -gt 800000 ] || skip "takes 800 MB of free memory"
+    echo 512M >"$group/memory.max"
     (echo "$BASHPID" >"$group/cgroup.procs" && EXPECT_PAGECREW=1 exec "$pagecrew" run --decay 1h -- "$programs/probe" kept 60) >"$work/probe" &
     local program=$!
     until grep -q before "$work/probe"; do
@@ -177,10 +178,14 @@ feature_group_limit() {
     done
     sleep 1
     # Another one of the group wants what is left, and some.
-    (echo "$BASHPID" >"$group/cgroup.procs" && exec "$programs/sparse" 100 1 dense) || fail "status $? of the other program: it was not made room for"
+    (echo "$BASHPID" >"$group/cgroup.procs" && exec "$programs/sparse" 420 1 dense) || fail "status $? of the other program: it was not made room for"
     wait "$program" || fail "status $?"
     grep -q 'oom_kill 0' "$group/memory.events" || fail "somebody was killed: $(cat "$group/memory.events")"
-    echo "works: $(tr '\n' ' ' <"$work/probe")MiB kept"
+    [ "$(sed -n 's/ before//p' "$work/probe")" -ge 100 ] || fail "nothing was kept, so nothing was tried: $(cat "$work/probe")"
+    local swapped=0
+    if [ -s "$group/memory.swap.peak" ]; then swapped=$(cat "$group/memory.swap.peak"); fi
+    [ "$swapped" -le $((48 << 20)) ] || fail "$swapped bytes were swapped out"
+    echo "works: $(tr '\n' ' ' <"$work/probe")MiB kept, $((swapped >> 20)) MiB swapped"
 }
 
 add feature/page-size 60 feature_page_size
