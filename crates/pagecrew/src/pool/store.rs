@@ -9,7 +9,7 @@ use super::options::Backing;
 use crate::sys::mount::{self, MemoryFs};
 use crate::sys::seqpacket::Peer;
 use crate::sys::shared_file::Mapped;
-use crate::sys::{Errno, HUGE_PAGE_SIZE, memory, procfs};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, numa, procfs};
 use rustix::fs::FlockOperation;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Seek, Write};
@@ -131,7 +131,7 @@ impl Store {
         if let (Some(node), true) = (node, size > 0) {
             // The kernel keeps the wish with the file, for whoever touches it first. Without it memory is merely further away.
             if let Ok(mapped) = Mapped::new(file, 0, size) {
-                let _ = memory::prefer_node(mapped.range(), node);
+                let _ = numa::prefer(mapped.range(), node);
             }
         }
         Ok(())

@@ -157,19 +157,6 @@ pub unsafe fn discard(range: Range) -> Result<(), Errno> {
     }
 }
 
-/// Has the pages of `range` come from NUMA node `node` where it has some, when they are touched for the first time (2.6.7).
-///
-/// # Errors
-/// `ENOSYS` on kernels without NUMA, `EINVAL` where there is no such node.
-pub fn prefer_node(range: Range, node: usize) -> Result<(), Errno> {
-    const PREFERRED: usize = 1;
-    let mask = 1u64 << node;
-    // SAFETY: a wish about where pages come from changes no contents; the mask is valid for its 64 bits.
-    let result =
-        unsafe { libc::syscall(libc::SYS_mbind, range.start, range.len, PREFERRED, &raw const mask, 64usize, 0usize) };
-    Errno::check(result).map(drop)
-}
-
 /// Moves the pages of `from` to `to`, an equally long range, without copying. `from` stays mapped and reads as zero
 /// (`MREMAP_DONTUNMAP`, 5.7; huge pages move whole where both are 2 MiB aligned).
 ///
