@@ -140,11 +140,7 @@ fn note_policy(mode: i32, nodes: *const libc::c_ulong) {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn set_mempolicy(
-    mode: i32,
-    nodes: *const libc::c_ulong,
-    count: libc::c_ulong,
-) -> libc::c_long {
+pub unsafe extern "C" fn set_mempolicy(mode: i32, nodes: *const libc::c_ulong, count: libc::c_ulong) -> libc::c_long {
     note_policy(mode, nodes);
     // SAFETY: by the function's own contract.
     unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, nodes, count) }

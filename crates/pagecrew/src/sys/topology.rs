@@ -101,7 +101,8 @@ impl Topology {
                 None => {}
             }
         }
-        let nearest = (0..memory.len()).map(|node| nearest(node, memory.len(), |other| distance(memory[node], memory[other])));
+        let nearest =
+            (0..memory.len()).map(|node| nearest(node, memory.len(), |other| distance(memory[node], memory[other])));
         Topology { nearest: nearest.collect(), numbers: memory, cpus, homes }
     }
 
@@ -242,7 +243,8 @@ mod tests {
 
     #[test]
     fn numbers_of_nodes_have_holes() {
-        let topology = tree("0,3,7", Some("0,3,7"), &[(0, "0-1", "10 20 30"), (3, "2-3", "20 10 20"), (7, "4", "30 20 10")]);
+        let topology =
+            tree("0,3,7", Some("0,3,7"), &[(0, "0-1", "10 20 30"), (3, "2-3", "20 10 20"), (7, "4", "30 20 10")]);
         assert_eq!(topology.nodes(), 3);
         assert_eq!(places(&topology, &[0, 3, 4, 5]), [Some(0), Some(3), Some(7), None]);
         assert_eq!((topology.nearest(2), topology.home(7), topology.home(3)), (&[2, 1, 0][..], 2, 1));
@@ -254,12 +256,7 @@ mod tests {
         let topology = tree(
             "0-3",
             Some("0-1,3"),
-            &[
-                (0, "0-1", "10 20 30 40"),
-                (1, "", "20 10 30 40"),
-                (2, "2-3", "40 30 10 20"),
-                (3, "4-5", "40 30 20 10"),
-            ],
+            &[(0, "0-1", "10 20 30 40"), (1, "", "20 10 30 40"), (2, "2-3", "40 30 10 20"), (3, "4-5", "40 30 20 10")],
         );
         assert_eq!(topology.nodes(), 3);
         assert_eq!(places(&topology, &[0, 2, 3, 4]), [Some(0), Some(3), Some(3), Some(3)]);
@@ -287,9 +284,12 @@ mod tests {
 
     #[test]
     fn more_nodes_than_there_is_room_for_are_folded_onto_the_nearest() {
-        let row = |node: usize| (0..80).map(|other: usize| (10 + other.abs_diff(node)).to_string()).collect::<Vec<_>>().join(" ");
+        let row = |node: usize| {
+            (0..80).map(|other: usize| (10 + other.abs_diff(node)).to_string()).collect::<Vec<_>>().join(" ")
+        };
         let nodes: Vec<(usize, String, String)> = (0..80).map(|node| (node, node.to_string(), row(node))).collect();
-        let nodes: Vec<(usize, &str, &str)> = nodes.iter().map(|(node, cpus, row)| (*node, &cpus[..], &row[..])).collect();
+        let nodes: Vec<(usize, &str, &str)> =
+            nodes.iter().map(|(node, cpus, row)| (*node, &cpus[..], &row[..])).collect();
         let topology = tree("0-79", Some("0-79"), &nodes);
         assert_eq!((topology.nodes(), topology.home(79), topology.home(7)), (MAX_NODES, MAX_NODES - 1, 7));
         assert_eq!(topology.cpus(MAX_NODES - 1).count(), 80 - MAX_NODES + 1);
