@@ -505,11 +505,14 @@ impl Allocator {
         self.give(&batch[..count]);
     }
 
-    /// Takes frames from the zones, as for a stack: the CPU's own node first. Returns how many.
+    /// Takes frames from the zones, as for a stack: the CPU's own node first, and frames that are known to be zero from there only. Returns how
+    /// many.
     fn take(&self, kind: Kind, into: &mut [u32]) -> usize {
         let cpu = self.stacks.here();
         let mut count = 0;
-        for zone in self.nearest_zones() {
+        // To zero a frame costs less than to use one of another node as long as it is in use.
+        let zones = if kind == Kind::Zeroed { 1 } else { self.zones.len() };
+        for zone in self.nearest_zones().take(zones) {
             let most = (into.len() - count) as u32;
             zone.take(self.tables(), cpu, most, kind, |area, taken| {
                 let first = (area * FRAMES + taken.word * WORD) as u32;

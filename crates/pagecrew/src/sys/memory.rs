@@ -114,6 +114,8 @@ pub enum Advice {
     /// `MADV_COLD` (5.4): the range is not needed soon. A huge page of which it is a part is split, and since 6.12 the kernel puts the
     /// shared zero page in the place of what is zero in it.
     Cold = 20,
+    /// `MADV_POPULATE_READ` (5.14): enter the pages of the range into the page tables.
+    PopulateRead = 22,
     /// `MADV_POPULATE_WRITE` (5.14): back the range with writable pages now.
     PopulateWrite = 23,
     /// `MADV_DONTNEED_LOCKED` (5.18): as `DontNeed`, on locked memory too.
