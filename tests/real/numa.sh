@@ -108,11 +108,14 @@ with open(path, "r+b") as file:
         [[ $answer == *"node $without"* ]] || fail "not a word about node $without: $answer"
     fi
     # More than the last node has: what it has not is neither taken from others nor forgotten, and the others get theirs.
-    local last=${memory_nodes[-1]} first=${memory_nodes[0]} total
-    total=$(awk '/MemTotal/ { print int($4 / 2048) * 2097152 }' "/sys/devices/system/node/node$last/meminfo")
-    "$pagecrew" pool resize --size "$total" --node "$last"
-    "$pagecrew" pool resize --size 128M --node "$first"
-    wait_for_pool "[n['ready'] for n in s['nodes'] if n['node'] == $first] == [134217728] and 'node $last' in s['state']" 240
+    needs numactl
+    local last=${memory_nodes[-1]} first=${memory_nodes[0]} ballast
+    ballast=$(awk '/MemFree/ { print $4 * 1024 - 192 * 1048576 }' "/sys/devices/system/node/node$last/meminfo")
+    at_exit 'clear_pool; rm -f /dev/shm/pagecrew-ballast'
+    numactl --membind="$last" head -c "$ballast" /dev/zero >/dev/shm/pagecrew-ballast || skip "node $last can't be filled"
+    "$pagecrew" pool resize --size 512M --node "$last"
+    "$pagecrew" pool resize --size 96M --node "$first"
+    wait_for_pool "[n['ready'] for n in s['nodes'] if n['node'] == $first] == [100663296] and 'node $last has' in s['state']" 200
     "$pagecrew" pool status
     [ "$(pool_status "sum(n['here'] for n in s['nodes']) == s['ready']")" = True ] ||
         fail "something is not verified: $("$pagecrew" pool status --json)"
