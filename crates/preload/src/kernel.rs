@@ -130,7 +130,8 @@ fn note_policy(mode: i32, nodes: *const libc::c_ulong) {
     const DEFAULT: i32 = 0;
     const PREFERRED: i32 = 1;
     const LOCAL: i32 = 4;
-    if !matches!(mode, DEFAULT | LOCAL) && !(mode == PREFERRED && nodes.is_null()) {
+    let is_default = matches!(mode, DEFAULT | LOCAL) || (mode == PREFERRED && nodes.is_null());
+    if !is_default {
         state::leaves_placement_to_program();
     }
 }

@@ -339,7 +339,10 @@ mod tests {
     fn a_page_of_another_node_ends_what_is_filled() {
         const HUGE: usize = HUGE_PAGE_SIZE;
         assert_eq!(judge(&[1, 1, 1], HUGE, 1), Placed { filled: 3 * HUGE, elsewhere: 0, unverified: 0 });
-        assert_eq!(judge(&[1, -2, 0, 1, 0], HUGE, 1), Placed { filled: 2 * HUGE, elsewhere: 2 * HUGE, unverified: HUGE });
+        assert_eq!(
+            judge(&[1, -2, 0, 1, 0], HUGE, 1),
+            Placed { filled: 2 * HUGE, elsewhere: 2 * HUGE, unverified: HUGE }
+        );
         assert_eq!(judge(&[0], HUGE, 1), Placed { filled: 0, elsewhere: HUGE, unverified: 0 });
         // Of a huge page in small ones, one is enough.
         let mut small = [3; 1024];

@@ -377,7 +377,12 @@ impl Keeper {
         }
         (state.filling, state.condition) = (Some(Filling { id, bytes: len }), Condition::Filling);
         drop(state);
-        let order = Order { offset: offset as u64, len: len as u64, node: self.shared.node(node).map_or(ANY_NODE, |node| node as u64), helpers };
+        let order = Order {
+            offset: offset as u64,
+            len: len as u64,
+            node: self.shared.node(node).map_or(ANY_NODE, |node| node as u64),
+            helpers,
+        };
         // One that is gone is found out when its end is read.
         let _ = self.filler.as_ref().map(|filler| filler.order(&file, order));
         self.piece = Some(Piece { node, id, file, offset, len });

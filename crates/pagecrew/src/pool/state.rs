@@ -326,7 +326,8 @@ mod tests {
     fn a_request_goes_to_the_node_that_has_it_ready() {
         let mut state = state(3, 64);
         let put = |state: &mut State, node: usize, id, size: usize, filled: usize| {
-            let ready = Ready { id, file: file(), size: size * HUGE_PAGE_SIZE, filled: filled * HUGE_PAGE_SIZE, unverified: 0 };
+            let ready =
+                Ready { id, file: file(), size: size * HUGE_PAGE_SIZE, filled: filled * HUGE_PAGE_SIZE, unverified: 0 };
             state.nodes.get_mut(&node).unwrap().waiting.push(ready);
         };
         assert_eq!(state.best_node(HUGE_PAGE_SIZE), Some(0));
@@ -342,7 +343,8 @@ mod tests {
     fn filling_gets_what_nobody_was_promised() {
         const PAGE: usize = HUGE_PAGE_SIZE;
         let mut state = state(1, 64);
-        let waiting = |id, size, filled| Ready { id, file: file(), size: size * PAGE, filled: filled * PAGE, unverified: 0 };
+        let waiting =
+            |id, size, filled| Ready { id, file: file(), size: size * PAGE, filled: filled * PAGE, unverified: 0 };
         state.nodes.get_mut(&0).unwrap().waiting.extend([waiting(1, 16, 4), waiting(2, 8, 8)]);
         assert_eq!(state.room(20 * PAGE), 8 * PAGE);
         // Whoever has a file may touch all of it, whatever is backed now; of any size, where root has made it.
