@@ -125,6 +125,67 @@ pub unsafe extern "C" fn mbind(
     unsafe { libc::syscall(libc::SYS_mbind, address, len, mode, nodes, count, flags) }
 }
 
+/// Takes note of a NUMA policy of a thread's. Another than the default is a word of the program's about where memory is to come from.
+fn note_policy(mode: i32, nodes: *const libc::c_ulong) {
+    const DEFAULT: i32 = 0;
+    const PREFERRED: i32 = 1;
+    const LOCAL: i32 = 4;
+    let is_default = matches!(mode, DEFAULT | LOCAL) || (mode == PREFERRED && nodes.is_null());
+    if !is_default {
+        state::leaves_placement_to_program();
+    }
+}
+
+/// `long set_mempolicy(int mode, const unsigned long *nodes, unsigned long count)`, as libnuma has it.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn set_mempolicy(mode: i32, nodes: *const libc::c_ulong, count: libc::c_ulong) -> libc::c_long {
+    note_policy(mode, nodes);
+    // SAFETY: by the function's own contract.
+    unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, nodes, count) }
+}
+
+/// Takes note of pages that the program moves to other nodes: a span with such pages is not reused as it is.
+///
+/// # Safety
+/// `pages` has `count` addresses.
+unsafe fn note_moved_pages(count: usize, pages: *const *mut c_void) {
+    for index in 0..count {
+        // SAFETY: by the function's own contract.
+        note(unsafe { pages.add(index).read() }, 1);
+    }
+}
+
+/// `long move_pages(int process, unsigned long count, void **pages, const int *nodes, int *status, int flags)`, as libnuma has it.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn move_pages(
+    process: i32,
+    count: libc::c_ulong,
+    pages: *const *mut c_void,
+    nodes: *const i32,
+    status: *mut i32,
+    flags: i32,
+) -> libc::c_long {
+    // Without nodes it is a question.
+    if !nodes.is_null() && !pages.is_null() && is_own(process) {
+        // SAFETY: by the function's own contract.
+        unsafe { note_moved_pages(count as usize, pages) };
+    }
+    // SAFETY: by the function's own contract.
+    unsafe { libc::syscall(libc::SYS_move_pages, process, count, pages, nodes, status, flags) }
+}
+
+/// Whether the number of a process, where 0 is the calling one, is this process's.
+fn is_own(process: i32) -> bool {
+    // SAFETY: getpid takes nothing and cannot fail.
+    process == 0 || process == unsafe { libc::getpid() }
+}
+
 /// `_IOWR(0xAA, 0, struct uffdio_register)`: from here on, a thread of the program's handles faults in a range.
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
 
@@ -185,14 +246,21 @@ pub unsafe extern "C" fn prctl(option: i32, a: usize, b: usize, c: usize, d: usi
     unsafe { next::prctl(option, a, b, c, d) }
 }
 
-/// `long syscall(long number, ...)`: of all system calls, `seccomp`, for which the C library has no function.
+/// `long syscall(long number, ...)`: of all system calls, `seccomp` and those of NUMA policies, for which the C library has no
+/// function. Not `mbind`, which the region calls this way itself.
 ///
 /// # Safety
 /// As in C. Where there are fewer arguments, registers and the caller's stack hold some numbers, which the kernel doesn't look at.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(number: isize, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
-    if number == libc::SYS_seccomp as isize {
-        note_filter();
+    match number as libc::c_long {
+        libc::SYS_seccomp => note_filter(),
+        libc::SYS_set_mempolicy => note_policy(a as i32, b as *const libc::c_ulong),
+        libc::SYS_move_pages if c != 0 && d != 0 && is_own(a as i32) => {
+            // SAFETY: by the function's own contract, these are the arguments of that call.
+            unsafe { note_moved_pages(b, c as *const *mut c_void) };
+        }
+        _ => {}
     }
     // SAFETY: by the function's own contract.
     unsafe { next::syscall(number, a, b, c, d, e, f) }
@@ -252,8 +320,7 @@ fn note_limit(resource: i32, limit: *const libc::rlimit) {
 /// # Safety
 /// As `setrlimit` in C.
 unsafe fn set_limit(process: i32, resource: i32, new: *const libc::rlimit, old: *mut libc::rlimit) -> i32 {
-    // SAFETY: getpid takes nothing and cannot fail.
-    if process == 0 || process == unsafe { libc::getpid() } {
+    if is_own(process) {
         note_limit(resource, new);
     }
     // SAFETY: by the function's own contract; the kernel's structure is the 64-bit one, as libc's is here.

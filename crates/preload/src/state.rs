@@ -29,6 +29,8 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// Set where the process has its system calls filtered.
 static FILTERED: AtomicBool = AtomicBool::new(false);
+/// Whether the program has given a thread a NUMA policy.
+static OWN_POLICY: AtomicBool = AtomicBool::new(false);
 
 /// Set where the main thread has ended and the process goes on.
 static MAIN_ENDED: AtomicBool = AtomicBool::new(false);
@@ -120,7 +122,18 @@ fn make() -> Option<&'static Region> {
     if FILTERED.load(Ordering::SeqCst) {
         region.stop_transfers();
     }
+    if OWN_POLICY.load(Ordering::SeqCst) {
+        region.leave_placement();
+    }
     Some(region)
+}
+
+/// From now on, memory comes from where the program's own NUMA policy says.
+pub fn leaves_placement_to_program() {
+    OWN_POLICY.store(true, Ordering::SeqCst);
+    if let Some(region) = existing_region() {
+        region.leave_placement();
+    }
 }
 
 /// From now on, free pages are not moved about: that takes a system call that nobody expects of a malloc.

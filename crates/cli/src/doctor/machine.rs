@@ -2,7 +2,8 @@
 
 use super::check::Check;
 use pagecrew::sys::memory::Range;
-use pagecrew::sys::topology::Topology;
+use pagecrew::sys::numa;
+use pagecrew::sys::topology::{self, Topology};
 use pagecrew::sys::zero::{self, Method, Use};
 use pagecrew::sys::{self, cgroup, procfs, sched};
 use pagecrew::units::Bytes;
@@ -10,7 +11,17 @@ use std::ffi::CStr;
 
 /// All of them.
 pub fn checks() -> Vec<Check> {
-    vec![kernel(), page_size(), cpus(), zeroing(), available_memory(), pressure(), memory_controller(), cpu_quota()]
+    vec![
+        kernel(),
+        page_size(),
+        cpus(),
+        nodes(),
+        zeroing(),
+        available_memory(),
+        pressure(),
+        memory_controller(),
+        cpu_quota(),
+    ]
 }
 
 /// The kernel's release.
@@ -42,14 +53,12 @@ pub fn page_size() -> Check {
 }
 
 fn cpus() -> Check {
-    const NAME: &str = "CPUs and NUMA nodes";
-    let nodes = Topology::read().nodes();
-    let plural = if nodes == 1 { "" } else { "s" };
+    const NAME: &str = "CPUs";
     match sched::affinity() {
-        Ok(set) if set.count() > 1 => Check::ok(NAME, format!("{} CPUs allowed, {nodes} node{plural}", set.count())),
+        Ok(set) if set.count() > 1 => Check::ok(NAME, format!("{} CPUs allowed", set.count())),
         Ok(_) => Check::off(
             NAME,
-            format!("1 CPU allowed, {nodes} node{plural}"),
+            "1 CPU allowed",
             "work is only put off until the program is idle, never done beside it",
             "allow more CPUs: taskset, the cpuset of the control group, or more CPUs for the virtual machine",
         ),
@@ -59,6 +68,38 @@ fn cpus() -> Check {
             "at most one helper is started",
             "machines with more than 1024 CPUs are not supported",
         ),
+    }
+}
+
+/// The nodes, and whether the kernel says where memory is.
+fn nodes() -> Check {
+    const NAME: &str = "NUMA nodes";
+    let names = |nodes: Vec<usize>| nodes.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    let (memory, cpus) = (topology::nodes_with_memory(), topology::nodes_with_cpus());
+    if memory.len() == 1 {
+        return Check::ok(NAME, format!("all memory is on node {}", memory[0]));
+    }
+    let used = Topology::read().nodes();
+    let allowed = if used < memory.len() { format!(", {used} of these used") } else { String::new() };
+    let found = format!("memory on {}{allowed}; CPUs on {}", names(memory), names(cpus));
+    let says = match super::scratch::Scratch::new(1 << 20) {
+        Err(_) => Ok(()),
+        Ok(scratch) => {
+            let page = Range { len: pagecrew::sys::PAGE_SIZE, ..scratch.range() };
+            // SAFETY: the page is mapped for reading and writing, and nobody else knows it.
+            unsafe { zero::zero(page, Use::Soon) };
+            numa::placement(page, page.len).map(drop)
+        }
+    };
+    match (says, numa::thread_has_default_policy()) {
+        (Err(error), _) | (_, Err(error)) => Check::off(
+            NAME,
+            format!("{found}; not verified: {error}"),
+            "memory lies where it is touched first, and a pool can't say on which node its memory is",
+            "allow the NUMA system calls: --cap-add SYS_NICE, or a seccomp profile with mbind, get_mempolicy and move_pages",
+        ),
+        (Ok(()), Ok(true)) => Check::ok(NAME, format!("{found}; placement verified")),
+        (Ok(()), Ok(false)) => Check::ok(NAME, format!("{found}; memory follows the policy of this process")),
     }
 }
 

@@ -74,6 +74,11 @@ struct Node {
     node: usize,
     size: u64,
     ready: u64,
+    /// Of what is ready; a server of an older version says neither.
+    #[serde(default)]
+    here: u64,
+    #[serde(default)]
+    unverified: u64,
     filling: u64,
     taken: u64,
     files: Vec<Waiting>,
@@ -99,6 +104,8 @@ struct Counters {
     bytes_taken: u64,
     bytes_ready_at_take: u64,
     refused: u64,
+    #[serde(default)]
+    elsewhere_bytes: u64,
 }
 
 fn text(json: &str) -> Result<String, Failure> {
@@ -117,11 +124,19 @@ fn text(json: &str) -> Result<String, Failure> {
     // Writing to a string can't fail.
     let _ = writeln!(text, "{ready} of {size} ready{filling}; {taken} taken; {limit} at most, {available} available");
     text += &counts(&status.counters);
+    if status.counters.elsewhere_bytes > 0 {
+        let _ = writeln!(text, "{} came from other nodes and went back", Bytes(status.counters.elsewhere_bytes));
+    }
 
-    let mut nodes = table(&["node", "size", "ready", "filling", "taken", "files"]);
+    let mut nodes = table(&["node", "size", "ready", "there", "filling", "taken", "files"]);
     for node in &status.nodes {
-        let sizes = [node.size, node.ready, node.filling, node.taken].map(|size| Bytes(size).to_string());
-        nodes.add_row([vec![node.node.to_string()], sizes.to_vec(), vec![files(&node.files)]].concat());
+        let [size, ready, filling, taken] =
+            [node.size, node.ready, node.filling, node.taken].map(|size| Bytes(size).to_string());
+        let there = match node.unverified {
+            0 => Bytes(node.here).to_string(),
+            unknown => format!("{} ({} not verified)", Bytes(node.here), Bytes(unknown)),
+        };
+        nodes.add_row([node.node.to_string(), size, ready, there, filling, taken, files(&node.files)]);
     }
     text += &format!("\n{}", render(&nodes));
     if !status.users.is_empty() {
@@ -176,11 +191,11 @@ mod tests {
 
     const JSON: &str = r#"{"version":1,"pid":4711,"backing":"tmpfs","directory":"/run/p","size":17179869184,
         "ready":12884901888,"filling":4294967296,"taken":8589934592,"limit":34359738368,"floor":1,"available":2147483648,
-        "cpu":0.25,"state":"filling","nodes":[{"node":0,"size":17179869184,"ready":12884901888,"filling":4294967296,
+        "cpu":0.25,"state":"filling","nodes":[{"node":0,"size":17179869184,"ready":12884901888,"here":10737418240,"unverified":2147483648,"filling":4294967296,
         "taken":8589934592,"files":[{"size":4294967296,"filled":4294967296},{"size":4294967296,"filled":4294967296},
         {"size":8589934592,"filled":4294967296}]}],"users":[{"user":0,"taken":8589934592,"files":1,"quota":null},
         {"user":3999999999,"taken":2097152,"files":2,"quota":4194304}],"counters":{"takes":3,"bytes_taken":1000,
-        "bytes_ready_at_take":980,"refused":7,"released":1,"filled_bytes":1,"given_back_bytes":0,"cpu_ns":5}}"#;
+        "bytes_ready_at_take":980,"refused":7,"released":1,"filled_bytes":1,"given_back_bytes":0,"elsewhere_bytes":2097152,"cpu_ns":5}}"#;
 
     #[test]
     fn a_pool_at_a_glance() {
@@ -190,6 +205,8 @@ mod tests {
             "12 GiB of 16 GiB ready, 4 GiB to be filled; 8 GiB taken; 32 GiB at most, 2 GiB available\n",
             "in 3 files, of which 98 % were ready; 7 refused\n",
             "2x 4 GiB, 1x 8 GiB (4 GiB filled)\n",
+            "10 GiB (2 GiB not verified)",
+            "2 MiB came from other nodes and went back\n",
             "root ",
             "3999999999 ",
         ] {

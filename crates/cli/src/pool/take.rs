@@ -27,7 +27,7 @@ pub struct TakeArguments {
     /// Of this NUMA node [default: whichever has it ready]
     #[arg(long, value_name = "N")]
     node: Option<usize>,
-    /// JSON: path, size, ready, node and backing
+    /// JSON: path, size, ready, node, elsewhere (bytes on other nodes; null if the kernel does not say) and backing
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -72,7 +72,11 @@ pub fn take(arguments: &TakeArguments) -> Result<(), Failure> {
     let size = size(&arguments.size)?;
     let client = arguments.place.connect()?;
     let taken = client.take(&Request { size, node: arguments.node, until: Until::Unused }).map_err(failure)?;
-    print(&if arguments.json { json(&taken) } else { format!("{}\n", taken.path.display()) })
+    let elsewhere = taken.elsewhere();
+    if let Some(bytes) = elsewhere.filter(|&bytes| bytes > 0) {
+        eprintln!("pagecrew: {} of it are not on node {}", Bytes(bytes as u64), taken.node);
+    }
+    print(&if arguments.json { json(&taken, elsewhere) } else { format!("{}\n", taken.path.display()) })
 }
 
 pub fn release(arguments: &ReleaseArguments) -> Result<(), Failure> {
@@ -94,12 +98,13 @@ pub fn size(text: &str) -> Result<usize, Failure> {
     parse_file_size(text).map_err(|reason| Failure::Usage(format!("--size: {reason}")))
 }
 
-fn json(taken: &Taken) -> String {
+fn json(taken: &Taken, elsewhere: Option<usize>) -> String {
     let object = serde_json::json!({
         "path": taken.path.to_string_lossy(),
         "size": taken.size,
         "ready": taken.ready,
         "node": taken.node,
+        "elsewhere": elsewhere,
         "backing": taken.backing.name(),
     });
     format!("{object}\n")
@@ -122,8 +127,10 @@ mod tests {
     fn the_object_has_all_there_is_to_know() {
         let file = std::fs::File::open("/dev/null").unwrap();
         let taken = Taken { file, path: "/p".into(), size: 4, ready: 2, node: 1, backing: Backing::Tmpfs };
-        let object: serde_json::Value = serde_json::from_str(&json(&taken)).unwrap();
-        let expected = serde_json::json!({ "path": "/p", "size": 4, "ready": 2, "node": 1, "backing": "tmpfs" });
+        let object: serde_json::Value = serde_json::from_str(&json(&taken, Some(0))).unwrap();
+        let expected =
+            serde_json::json!({ "path": "/p", "size": 4, "ready": 2, "node": 1, "elsewhere": 0, "backing": "tmpfs" });
         assert_eq!(object, expected);
+        assert!(json(&taken, None).contains("\"elsewhere\":null"));
     }
 }

@@ -1,7 +1,7 @@
 //! The life of a helper.
 
 use super::contention::Found;
-use super::crew::Crew;
+use super::crew::{Crew, Shared};
 use super::employer::Employer;
 use super::kind::Kind;
 use super::operation::Bypass;
@@ -30,7 +30,7 @@ impl<E: Employer> Crew<E> {
             // Before it touches anything. Where that is refused, it is as good as any thread of the program.
             let _ = sched::set_ordinary(SLICE_NS);
         }
-        let node = number % self.shared.topology.nodes();
+        let node = self.node_of_helper(number);
         self.settle_on(node);
         if E::ZEROES && kind == Kind::Zeroer {
             self.revocation();
@@ -134,11 +134,25 @@ impl<E: Employer> Crew<E> {
         true
     }
 
-    /// Restricts the calling helper to the CPUs of its node that the process may use, or to all of those.
+    /// The node whose jobs helper `number` prefers: one with CPUs that the process may use, if there is one.
+    fn node_of_helper(&self, number: usize) -> usize {
+        let Shared { topology, cpus, .. } = &*self.shared;
+        if topology.nodes() == 1 {
+            return 0;
+        }
+        let usable = |&node: &usize| topology.cpus(node).intersection(cpus).count() > 0;
+        let count = (0..topology.nodes()).filter(usable).count().max(1);
+        (0..topology.nodes()).filter(usable).nth(number % count).unwrap_or(0)
+    }
+
+    /// Restricts the calling helper to the CPUs of its node that the process may use, or to all that it may use. Where none of them is online
+    /// any more, the kernel refuses, and the helper runs where the thread may that started it.
     fn settle_on(&self, node: usize) {
         let shared = &self.shared;
         let own = shared.topology.cpus(node).intersection(&shared.cpus);
-        let cpus = if shared.topology.nodes() > 1 && own.count() > 0 { own } else { shared.cpus };
-        let _ = sched::set_affinity(&cpus);
+        let near = shared.topology.nodes() > 1 && own.count() > 0 && sched::set_affinity(&own).is_ok();
+        if !near {
+            let _ = sched::set_affinity(&shared.cpus);
+        }
     }
 }

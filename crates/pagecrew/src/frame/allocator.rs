@@ -18,8 +18,9 @@ use crate::crew::look::NextLook;
 use crate::region::Region;
 use crate::stats::Counter;
 use crate::sys::cpu_stack::{self, CpuStacks, NONE};
-use crate::sys::memory::{self, Range};
-use crate::sys::topology::{MAX_NODES, Topology};
+use crate::sys::memory::Range;
+use crate::sys::sched;
+use crate::sys::topology::Topology;
 use crate::sys::zero::{self, Use};
 use crate::sys::{HUGE_PAGE_SIZE, PAGE_SIZE};
 use std::fmt;
@@ -38,6 +39,9 @@ pub(super) const ALLOCATED: u8 = 1;
 /// On a stack: the frame is known to be zero.
 pub(super) const ZEROED: u32 = 1 << 31;
 const NUMBER: u32 = ZEROED - 1;
+
+/// A CPU that was offline so far; no node has this number.
+const UNKNOWN: u8 = u8::MAX;
 
 /// The most frames: their numbers leave room for the flag, and for [`NONE`].
 const MOST_FRAMES: usize = 1 << 30;
@@ -94,8 +98,9 @@ pub(super) struct Allocator {
     pub areas: Table<Area>,
     pub trees: Table<Tree>,
     pub zones: Vec<Zone>,
-    /// The node of each CPU.
-    pub nodes: Box<[u8]>,
+    /// The node of each CPU, or `UNKNOWN`.
+    nodes: Box<[AtomicU8]>,
+    topology: Topology,
     /// Frames known to be zero that were asked for since the background looked.
     pub zeroes_wanted: AtomicUsize,
     /// Areas that are on their way back to the kernel.
@@ -125,7 +130,7 @@ unsafe impl super::table::Zeroable for [AtomicPtr<Location<'static>>; 2] {}
 
 impl Allocator {
     pub fn new(region: Arc<Region>, options: &Options, topology: &Topology) -> Result<Allocator, BuildError> {
-        let nodes = topology.nodes().min(MAX_NODES);
+        let nodes = topology.nodes();
         let wanted = options.limit.div_ceil(HUGE_PAGE_SIZE);
         // Each node has the same share, in whole trees where there are several.
         let share = wanted.div_ceil(nodes);
@@ -157,7 +162,8 @@ impl Allocator {
             areas,
             trees,
             zones,
-            nodes: (0..cpus).map(|cpu| topology.node_of(cpu) as u8).collect(),
+            nodes: (0..cpus).map(|cpu| topology.node_of(cpu).map_or(UNKNOWN, |node| node as u8).into()).collect(),
+            topology: topology.clone(),
             zeroes_wanted: AtomicUsize::new(0),
             held_areas: AtomicUsize::new(0),
             moving: AtomicUsize::new(0),
@@ -173,8 +179,8 @@ impl Allocator {
         };
         if allocator.several_nodes {
             for (node, zone) in allocator.zones.iter().enumerate() {
-                // A kernel without NUMA refuses, and a wish is all that it is.
-                let _ = memory::prefer_node(allocator.range_of(zone.frames().start, zone.frames().len()), node);
+                let frames = allocator.range_of(zone.frames().start, zone.frames().len());
+                allocator.region.place_apart(frames, topology.number(node));
             }
         }
         Ok(allocator)
@@ -295,8 +301,32 @@ impl Allocator {
     /// Whether `frame` belongs to another node than the CPU.
     #[cold]
     fn is_remote(&self, frame: u32) -> bool {
-        let own = self.nodes[self.stacks.here()] as usize;
-        !self.zones.get(own).is_some_and(|zone| zone.frames().contains(&(frame as usize)))
+        !self.zones[self.node()].frames().contains(&(frame as usize))
+    }
+
+    /// The node that the calling thread's CPU belongs to.
+    fn node(&self) -> usize {
+        match self.nodes[self.stacks.here()].load(Ordering::Relaxed) {
+            UNKNOWN => self.learn_node(),
+            node => node as usize,
+        }
+    }
+
+    /// The same for a CPU that was offline when the topology was read.
+    #[cold]
+    fn learn_node(&self) -> usize {
+        let (cpu, number) = sched::current_cpu_and_node();
+        let node = self.topology.home(number);
+        if let Some(place) = self.nodes.get(cpu) {
+            place.store(node as u8, Ordering::Relaxed);
+        }
+        node
+    }
+
+    /// The zones, those of the calling thread's node first, then by their distance.
+    pub fn nearest_zones(&self) -> impl Iterator<Item = &Zone> {
+        let own = if self.several_nodes { self.node() } else { 0 };
+        self.topology.nearest(own).iter().map(|&node| &self.zones[node])
     }
 
     #[cfg_attr(debug_assertions, track_caller)]
@@ -475,13 +505,14 @@ impl Allocator {
         self.give(&batch[..count]);
     }
 
-    /// Takes frames from the zones, as for a stack: the CPU's own node first. Returns how many.
+    /// Takes frames from the zones, as for a stack: the CPU's own node first, and frames that are known to be zero from there only. Returns how
+    /// many.
     fn take(&self, kind: Kind, into: &mut [u32]) -> usize {
         let cpu = self.stacks.here();
-        let own = self.nodes[cpu] as usize % self.zones.len();
         let mut count = 0;
-        for step in 0..self.zones.len() {
-            let zone = &self.zones[(own + step) % self.zones.len()];
+        // To zero a frame costs less than to use one of another node as long as it is in use.
+        let zones = if kind == Kind::Zeroed { 1 } else { self.zones.len() };
+        for zone in self.nearest_zones().take(zones) {
             let most = (into.len() - count) as u32;
             zone.take(self.tables(), cpu, most, kind, |area, taken| {
                 let first = (area * FRAMES + taken.word * WORD) as u32;

@@ -19,14 +19,10 @@ impl Allocator {
             return Err(OutOfFrames { order });
         }
         let cpu = self.stacks.here();
-        let own = self.nodes[cpu] as usize % self.zones.len();
         let (first, zeroed) = self.or_last_resort(order, || {
-            (0..self.zones.len()).find_map(|step| {
-                let zone = &self.zones[(own + step) % self.zones.len()];
-                match order {
-                    GIANT_ORDER => zone.take_giant(self.tables()),
-                    _ => zone.take_run(self.tables(), cpu, order),
-                }
+            self.nearest_zones().find_map(|zone| match order {
+                GIANT_ORDER => zone.take_giant(self.tables()),
+                _ => zone.take_run(self.tables(), cpu, order),
             })
         })?;
         if want_zeroes && !zeroed {

@@ -4,8 +4,10 @@ use super::error::Error;
 use super::options::Backing;
 use super::protocol::{ANSWER_MOST, Answer, Until};
 use super::{completion, protocol};
+use crate::sys::memory::{self, Advice};
 use crate::sys::seqpacket::Socket;
-use crate::sys::{Errno, HUGE_PAGE_SIZE};
+use crate::sys::shared_file::Mapped;
+use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, numa, topology};
 use std::cell::RefCell;
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -47,6 +49,21 @@ impl Taken {
     /// [`Error::NotFilled`] where there was less than the server thought. What is backed stays so.
     pub fn complete(&self, wanted: impl FnMut() -> bool) -> Result<(), Error> {
         completion::complete(&self.file, self.ready, self.size, wanted)
+    }
+
+    /// Bytes that are not on the node that it is of, as where that had less than was asked for; 0 on a machine whose memory is all on one
+    /// node. `None` where the kernel does not say (`move_pages`, 2.6.18, and `MADV_POPULATE_READ`, 5.14). For memory that is complete.
+    pub fn elsewhere(&self) -> Option<usize> {
+        if topology::nodes_with_memory().len() < 2 {
+            return Some(0);
+        }
+        let mapped = Mapped::new(&self.file, 0, self.size).ok()?;
+        // The kernel says it of what is in the page tables of who asks.
+        // SAFETY: reading changes no contents.
+        unsafe { memory::advise(mapped.range(), Advice::PopulateRead) }.ok()?;
+        let step = if self.backing == Backing::Hugetlbfs { HUGE_PAGE_SIZE } else { PAGE_SIZE };
+        let placement = numa::placement(mapped.range(), step).ok()?;
+        (placement.absent + placement.unknown == 0).then(|| placement.elsewhere(self.node) * step)
     }
 }
 

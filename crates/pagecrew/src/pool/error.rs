@@ -35,8 +35,13 @@ pub enum Error {
     MayNotConnect(PathBuf),
     /// A size that no file can have.
     Size(usize),
-    /// There is no such node.
-    Node(usize),
+    /// There is no such node, or it has no memory.
+    Node {
+        /// The node that was asked for.
+        node: usize,
+        /// Those that have memory.
+        nodes: Vec<usize>,
+    },
     /// The server's answer.
     Refused {
         /// Of what kind.
@@ -78,7 +83,7 @@ impl Error {
     pub fn is_usage(&self) -> bool {
         matches!(
             self,
-            Error::Size(_) | Error::Node(_) | Error::NotOwn(_) | Error::Refused { code: Code::BadRequest, .. }
+            Error::Size(_) | Error::Node { .. } | Error::NotOwn(_) | Error::Refused { code: Code::BadRequest, .. }
         )
     }
 
@@ -125,7 +130,10 @@ impl fmt::Display for Error {
                 socket.display()
             ),
             Error::Size(size) => write!(f, "{size} bytes are not a multiple of 2 MiB, and at least that"),
-            Error::Node(node) => write!(f, "the pool has nothing on a node {node}"),
+            Error::Node { node, nodes } => {
+                let nodes = nodes.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+                write!(f, "node {node} has no memory; nodes with memory: {nodes}")
+            }
             Error::Refused { message, .. } | Error::Answer(message) => f.write_str(message),
             Error::NotFilled { size, backed } => write!(
                 f,

@@ -11,7 +11,7 @@ use crate::sys::sched::{self, Class};
 use crate::sys::seqpacket::Socket;
 use crate::sys::shared_file::{self, Mapped};
 use crate::sys::topology::Topology;
-use crate::sys::{Errno, HUGE_PAGE_SIZE, clock};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, clock, numa};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,10 +24,25 @@ pub(super) struct Order {
     pub offset: u64,
     /// How much, in bytes.
     pub len: u64,
-    /// The node that it is of.
+    /// The node that its memory is to be of, by the kernel's number; [`ANY_NODE`] where it does not matter.
     pub node: u64,
     /// How many threads may be at it besides the filler's own.
     pub helpers: u64,
+}
+
+/// No node in particular.
+pub(super) const ANY_NODE: u64 = u64::MAX;
+
+/// Why less was filled than was ordered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+pub(super) enum Short {
+    /// No more could be had.
+    NothingLeft = 0,
+    /// The rest could be had in small pages only.
+    Fragmented = 1,
+    /// The rest could be had on other nodes only.
+    Elsewhere = 2,
 }
 
 /// What came of an order.
@@ -35,8 +50,12 @@ pub(super) struct Order {
 pub(super) struct Done {
     /// Bytes from the order's offset on that are backed by zeroed huge pages. Behind them there may be small ones.
     pub filled: u64,
-    /// Whether the rest could be had in small pages only.
-    pub fragmented: bool,
+    /// What became of the rest.
+    pub short: Short,
+    /// Of the rest, bytes that are on other nodes.
+    pub elsewhere: u64,
+    /// Of what is filled, bytes of which the kernel does not say the node.
+    pub unverified: u64,
     /// CPU time that it took.
     pub cpu_ns: u64,
 }
@@ -53,13 +72,19 @@ impl Order {
 }
 
 impl Done {
-    fn bytes(self) -> [u8; 24] {
-        words([self.filled, u64::from(self.fragmented), self.cpu_ns])
+    fn bytes(self) -> [u8; 40] {
+        words([self.filled, self.short as u64, self.elsewhere, self.unverified, self.cpu_ns])
     }
 
     fn read(bytes: &[u8]) -> Option<Done> {
-        let [filled, fragmented, cpu_ns] = numbers(bytes)?;
-        Some(Done { filled, fragmented: fragmented != 0, cpu_ns })
+        let [filled, short, elsewhere, unverified, cpu_ns] = numbers(bytes)?;
+        let short = match short {
+            0 => Short::NothingLeft,
+            1 => Short::Fragmented,
+            2 => Short::Elsewhere,
+            _ => return None,
+        };
+        Some(Done { filled, short, elsewhere, unverified, cpu_ns })
     }
 }
 
@@ -120,7 +145,7 @@ impl Filler {
     /// # Errors
     /// If it is gone.
     pub fn done(&self) -> Result<Done, Errno> {
-        let mut room = [0; 32];
+        let mut room = [0; 64];
         let packet = self.socket.receive(&mut room)?;
         Done::read(&room[..packet.len]).ok_or(Errno(libc::ECONNRESET))
     }
@@ -177,11 +202,8 @@ pub fn fill(socket: OwnedFd) -> Result<(), Errno> {
             crew = Some((order.helpers, Crew::new(Idle::new()?, limit, sched::affinity()?, Topology::read())));
         }
         let before = clock::process_cpu_ns();
-        let (filled, fragmented) = match &crew {
-            Some((_, crew)) => fill_part(&file.into(), order, crew),
-            None => (0, false),
-        };
-        let done = Done { filled: filled as u64, fragmented, cpu_ns: clock::process_cpu_ns() - before };
+        let done = crew.as_ref().map_or(NOTHING, |(_, crew)| fill_part(&file.into(), order, crew));
+        let done = Done { cpu_ns: clock::process_cpu_ns() - before, ..done };
         match socket.send(&done.bytes(), None) {
             Err(Errno(libc::EPIPE)) => return Ok(()),
             result => result?,
@@ -189,31 +211,86 @@ pub fn fill(socket: OwnedFd) -> Result<(), Errno> {
     }
 }
 
-/// Backs a part of `file`; returns how many bytes of it are backed by huge pages, and whether more are in small ones only. These stay: the
-/// file may be somebody's by now, who has written to them.
-fn fill_part(file: &File, order: Order, crew: &Crew<Idle>) -> (usize, bool) {
+/// Nothing was filled.
+const NOTHING: Done = Done { filled: 0, short: Short::NothingLeft, elsewhere: 0, unverified: 0, cpu_ns: 0 };
+
+/// Backs a part of `file` with huge pages of the node that the order says, and looks where they are. What came in small pages or from other
+/// nodes stays for the moment: the file may be somebody's by now, who has written to it.
+fn fill_part(file: &File, order: Order, crew: &Crew<Idle>) -> Done {
     let (offset, len) = (order.offset as usize, order.len as usize);
     if len == 0 || !offset.is_multiple_of(HUGE_PAGE_SIZE) || !len.is_multiple_of(HUGE_PAGE_SIZE) {
-        return (0, false);
+        return NOTHING;
     }
-    let Ok(mapped) = Mapped::new(file, offset, len) else { return (0, false) };
+    let Ok(mapped) = Mapped::new(file, offset, len) else { return NOTHING };
     let range = mapped.range();
-    let task = Task { operation: Operation::Populate, range, node: order.node as usize, report: false };
+    let node = (order.node != ANY_NODE).then_some(order.node as usize);
+    // A preference takes from other nodes rather than from the caches of files on this one.
+    let bound = node.filter(|&node| numa::bind(range, node).is_ok());
+    let near = node.map_or(0, |node| crew.topology().home(node));
+    let task = Task { operation: Operation::Populate, range, node: near, report: false };
     // SAFETY: the range is mapped read-write until this function returns, which the crew's `run` doesn't outlast; contents don't change.
     unsafe { crew.run(task) };
-    let whole = match huge_prefix(range) {
+    let (backed, step) = match huge_prefix(range) {
         // A kernel that doesn't say (before 6.7, without rights) is taken at its word.
-        Err(_) => return (shared_file::backed_bytes(file).unwrap_or(0).saturating_sub(offset).min(len), false),
-        Ok(whole) => whole,
+        Err(_) => (shared_file::backed_bytes(file).unwrap_or(0).saturating_sub(offset).min(len), PAGE_SIZE),
+        Ok(whole) if whole == len => (len, HUGE_PAGE_SIZE),
+        Ok(whole) => (collapse(range, whole), HUGE_PAGE_SIZE),
     };
-    let filled = if whole == len { len } else { collapse(range, whole) };
-    if filled == len {
-        return (len, false);
+    if let Some(node) = bound {
+        // Whoever takes the file must not be killed because the node is full. A preference that was possible before is so again.
+        let _ = numa::prefer(range, node);
     }
+    let backed = backed / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
+    let Placed { filled, elsewhere, unverified } = match node {
+        Some(node) => placed(Range { len: backed, ..range }, step, node),
+        None => Placed { filled: backed, elsewhere: 0, unverified: 0 },
+    };
     let rest = Range { start: range.start + filled, len: len - filled };
-    let own = pagemap::bytes_of(rest, Category::Present);
-    let fragmented = own.is_ok_and(|present| present > 0);
-    (filled, fragmented)
+    let present = || pagemap::bytes_of(rest, Category::Present).is_ok_and(|bytes| bytes > 0);
+    let short = match elsewhere {
+        0 if filled < len && present() => Short::Fragmented,
+        0 => Short::NothingLeft,
+        _ => Short::Elsewhere,
+    };
+    Done { filled: filled as u64, short, elsewhere: elsewhere as u64, unverified: unverified as u64, cpu_ns: 0 }
+}
+
+/// Where the pages of a range are.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Placed {
+    /// Bytes up to the first huge page that is elsewhere.
+    filled: usize,
+    /// Bytes behind that which are elsewhere.
+    elsewhere: usize,
+    /// Of `filled`, bytes of which the kernel does not say it.
+    unverified: usize,
+}
+
+/// Looks every `step` bytes of `range`, which is backed, whether the page there is of `node`.
+fn placed(range: Range, step: usize, node: usize) -> Placed {
+    let mut pages = vec![0; range.len / step];
+    let mut index = 0;
+    let answered = numa::page_nodes(Range { len: pages.len() * step, ..range }, step, |_, status| {
+        pages[index] = status;
+        index += 1;
+    });
+    match answered {
+        Ok(()) => judge(&pages, step, node),
+        Err(_) => Placed { filled: range.len, elsewhere: 0, unverified: range.len },
+    }
+}
+
+/// What the nodes of pages of `step` bytes mean for a file that is to be of `node`; negative numbers are none.
+fn judge(pages: &[i32], step: usize, node: usize) -> Placed {
+    let is_elsewhere = |status: &&i32| usize::try_from(**status).is_ok_and(|other| other != node);
+    let whole = pages.iter().position(|status| is_elsewhere(&status)).unwrap_or(pages.len());
+    let filled = whole * step / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
+    let (good, rest) = pages.split_at(filled / step);
+    Placed {
+        filled,
+        elsewhere: rest.iter().filter(is_elsewhere).count() * step,
+        unverified: good.iter().filter(|status| **status < 0).count() * step,
+    }
 }
 
 /// Bytes at the beginning of `range` that are in huge pages.
@@ -251,9 +328,27 @@ mod tests {
     fn orders_and_their_ends_pass_whole() {
         let order = Order { offset: 1 << 40, len: 2 << 20, node: 3, helpers: 1 };
         assert_eq!(Order::read(&order.bytes()), Some(order));
-        let done = Done { filled: 7, fragmented: true, cpu_ns: u64::MAX };
-        assert_eq!(Done::read(&done.bytes()), Some(done));
+        for short in [Short::NothingLeft, Short::Fragmented, Short::Elsewhere] {
+            let done = Done { filled: 7, short, elsewhere: 3, unverified: 2, cpu_ns: u64::MAX };
+            assert_eq!(Done::read(&done.bytes()), Some(done));
+        }
         assert_eq!((Order::read(&[0; 31]), Done::read(&[])), (None, None));
+    }
+
+    #[test]
+    fn a_page_of_another_node_ends_what_is_filled() {
+        const HUGE: usize = HUGE_PAGE_SIZE;
+        assert_eq!(judge(&[1, 1, 1], HUGE, 1), Placed { filled: 3 * HUGE, elsewhere: 0, unverified: 0 });
+        assert_eq!(
+            judge(&[1, -2, 0, 1, 0], HUGE, 1),
+            Placed { filled: 2 * HUGE, elsewhere: 2 * HUGE, unverified: HUGE }
+        );
+        assert_eq!(judge(&[0], HUGE, 1), Placed { filled: 0, elsewhere: HUGE, unverified: 0 });
+        // Of a huge page in small ones, one is enough.
+        let mut small = [3; 1024];
+        small[600] = 2;
+        assert_eq!(judge(&small, PAGE_SIZE, 3), Placed { filled: HUGE, elsewhere: PAGE_SIZE, unverified: 0 });
+        assert_eq!(judge(&[], HUGE, 0), Placed::default());
     }
 
     #[test]
@@ -272,8 +367,8 @@ mod tests {
                 && packet.len > 0
             {
                 let order = Order::read(&room[..packet.len]).unwrap();
-                let (filled, fragmented) = fill_part(&packet.descriptor.unwrap().into(), order, &crew);
-                socket.send(&Done { filled: filled as u64, fragmented, cpu_ns: 1 }.bytes(), None).unwrap();
+                let done = fill_part(&packet.descriptor.unwrap().into(), order, &crew);
+                socket.send(&done.bytes(), None).unwrap();
             }
         });
         let ask = |order: Order| {
@@ -285,7 +380,8 @@ mod tests {
         // /dev/shm may have no huge pages; then it is said so.
         let done = ask(Order { offset: 2 << 20, len: 4 << 20, node: 0, helpers: 0 });
         assert_eq!(shared_file::backed_bytes(&file), Ok(4 << 20));
-        assert!(done.filled == 4 << 20 || done.fragmented);
+        assert!(done.filled == 4 << 20 || done.short == Short::Fragmented);
+        assert_eq!(done.elsewhere, 0);
         // What lies behind the end can't be filled.
         assert_eq!(ask(Order { offset: 16 << 20, len: 2 << 20, node: 0, helpers: 0 }).filled, 0);
         // Nor can a piece of a page.

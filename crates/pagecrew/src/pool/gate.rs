@@ -80,6 +80,13 @@ fn margin(total: u64) -> u64 {
     (total / 256).max(64 << 20).min(total / 16)
 }
 
+/// How much may be filled on a node with `total` bytes of memory, of which `free` are free and `files` in caches of files. Filling takes from
+/// this node alone, so some of it has to stay.
+pub(super) fn room_on_node(total: u64, free: u64, files: u64) -> u64 {
+    // Not all that lies in caches can be had at once.
+    (free + files / 2).saturating_sub(margin(total))
+}
+
 fn nanoseconds(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
@@ -216,6 +223,14 @@ mod tests {
     fn floors_for_machines_of_all_sizes() {
         let floors = [0, GIB / 2, 4 * GIB, 24 * GIB, 4096 * GIB].map(|total| default_floor(total) / MIB);
         assert_eq!(floors, [0, 256, 512, 1228, 209_715]);
+    }
+
+    #[test]
+    fn a_node_is_never_filled_to_its_last_page() {
+        assert_eq!(room_on_node(2 * GIB, GIB, 0), GIB - 64 * MIB);
+        assert_eq!(room_on_node(2 * GIB, 32 * MIB, 128 * MIB), 32 * MIB);
+        assert_eq!(room_on_node(2 * GIB, 64 * MIB, 0), 0);
+        assert_eq!(room_on_node(512 * GIB, GIB, GIB), 0);
     }
 
     #[test]

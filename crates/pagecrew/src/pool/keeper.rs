@@ -1,7 +1,7 @@
 //! The keeper: a thread that has files filled, gives memory back when the machine needs it, and sees to what is taken.
 
-use super::filler::{Done, Filler, Order};
-use super::gate::{Gate, Signals, Verdict};
+use super::filler::{ANY_NODE, Done, Filler, Order, Short};
+use super::gate::{self, Gate, Signals, Verdict};
 use super::rest::Rest;
 use super::server::Shared;
 use super::state::{Condition, Filling, GivenUp, Life, Ready, Settings, State};
@@ -11,6 +11,7 @@ use crate::sys::{HUGE_PAGE_SIZE, clock, procfs, shared_file};
 use crate::trim::budget::Bucket;
 use crate::units::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -56,7 +57,7 @@ struct Piece {
     node: usize,
     id: u64,
     /// Keeps the file while the filler has it.
-    _file: Arc<File>,
+    file: Arc<File>,
     offset: usize,
     len: usize,
 }
@@ -68,6 +69,8 @@ pub(super) struct Keeper {
     filler: Option<Filler>,
     piece: Option<Piece>,
     setback: Setback,
+    /// Nodes that have nothing left.
+    full_nodes: BTreeMap<usize, Setback>,
     gate: Gate,
     rest: Rest,
     bucket: Bucket,
@@ -99,6 +102,7 @@ impl Keeper {
             filler: None,
             piece: None,
             setback: Setback::default(),
+            full_nodes: BTreeMap::new(),
             gate: Gate::new(floor),
             rest: Rest::default(),
             bucket: Bucket::new(cpu * 1e9, SAVED, now),
@@ -154,8 +158,10 @@ impl Keeper {
         let done = filler.done();
         let mut state = self.shared.state();
         state.filling = None;
-        let Ok(Done { filled, fragmented, cpu_ns }) = done else {
+        let Ok(Done { filled, short: why, elsewhere, unverified, cpu_ns }) = done else {
             drop(state);
+            // It may have ended while its file could get pages of the one node only.
+            self.shared.store.prefer(&piece.file, self.shared.node(piece.node));
             self.filler = None;
             self.shared.filler.store(0, Ordering::Relaxed);
             self.setback.happened("the filler has ended and is started again", now);
@@ -163,6 +169,7 @@ impl Keeper {
             return;
         };
         state.counters.filled_bytes += filled;
+        state.counters.elsewhere_bytes += elsewhere;
         state.counters.cpu_ns += cpu_ns;
         let filled = filled as usize;
         let whole = filled >= piece.len;
@@ -170,6 +177,7 @@ impl Keeper {
         let short = state.nodes.get_mut(&piece.node).and_then(|node| {
             let ready = node.waiting.iter_mut().find(|ready| ready.id == piece.id)?;
             ready.filled = (piece.offset + filled).min(ready.size);
+            ready.unverified = (ready.unverified + unverified as usize).min(ready.filled);
             // It may have been cut meanwhile, and then has all that it could get.
             if whole || ready.filled == ready.size { None } else { node.remove(piece.id) }
         });
@@ -177,11 +185,18 @@ impl Keeper {
         self.bucket.charge(cpu_ns as f64, now);
         if whole {
             self.setback.over();
+            self.full_nodes.remove(&piece.node);
         }
         if let Some(ready) = short {
-            // A file of small pages is slower than none: what there is of them goes back, while nobody else can get at the file.
+            // A file of small pages is slower than none, and one of another node is none of this: what there is of them goes back, while nobody
+            // else can get at the file.
             let _ = shared_file::punch(&ready.file, piece.offset + filled, piece.len - filled);
-            self.setback.happened(if fragmented { FRAGMENTED } else { NOTHING_LEFT }, now);
+            match why {
+                Short::Fragmented => self.setback.happened(FRAGMENTED, now),
+                Short::NothingLeft => self.setback.happened(NOTHING_LEFT, now),
+                // The others can be filled meanwhile.
+                Short::Elsewhere => self.full_nodes.entry(piece.node).or_default().happened(NODE_FULL, now),
+            }
             self.put(piece.node, ready);
         }
     }
@@ -196,9 +211,18 @@ impl Keeper {
                 let node = &state.nodes[&number];
                 (number, stock::next_step(&node.wanted, &node.stock()))
             };
-            match (0..numbers.len()).map(of).find(|(_, step)| *step != Step::Nothing) {
-                Some(found) => found,
-                None => {
+            let now = clock::now_ns();
+            let is_full = |node: usize| self.full_nodes.get(&node).is_some_and(|full| now < full.until_ns);
+            let mut steps = (0..numbers.len()).map(of).filter(|(_, step)| *step != Step::Nothing);
+            // A node that is full holds up no other.
+            let first = steps.clone().find(|&(node, step)| !(matches!(step, Step::Fill { .. }) && is_full(node)));
+            match (first, steps.next()) {
+                (Some(found), _) => found,
+                (None, Some((node, _))) => {
+                    drop(state);
+                    return self.wait(&format!("node {node} {NODE_FULL}"));
+                }
+                (None, None) => {
                     drop(state);
                     self.full();
                     return Next::Wait(LOOK);
@@ -209,7 +233,7 @@ impl Keeper {
             Step::Nothing => {}
             Step::Create { size } => match self.shared.store.create(size, self.shared.node(node)) {
                 Ok((id, file)) => {
-                    let ready = Ready { id, file: Arc::new(file), size, filled: 0 };
+                    let ready = Ready { id, file: Arc::new(file), size, filled: 0, unverified: 0 };
                     self.put(node, ready);
                 }
                 Err(error) => {
@@ -231,6 +255,7 @@ impl Keeper {
                         return self.wait("the size of a file could not be changed");
                     }
                     (ready.size, ready.filled) = (size, ready.filled.min(size));
+                    ready.unverified = ready.unverified.min(ready.filled);
                     self.put(node, ready);
                 }
             }
@@ -314,6 +339,14 @@ impl Keeper {
                 return Next::Wait(LOOK);
             }
         }
+        let len = match self.shared.node(node).map(|node| room_on_node(node, reserved)) {
+            Some(0) => {
+                self.full_nodes.entry(node).or_default().happened(NODE_FULL, now);
+                return Next::Again;
+            }
+            Some(room) => len.min(room),
+            None => len,
+        };
         if self.filler.is_none() {
             match Filler::start(&self.command) {
                 Ok(filler) => {
@@ -344,10 +377,15 @@ impl Keeper {
         }
         (state.filling, state.condition) = (Some(Filling { id, bytes: len }), Condition::Filling);
         drop(state);
-        let order = Order { offset: offset as u64, len: len as u64, node: node as u64, helpers };
+        let order = Order {
+            offset: offset as u64,
+            len: len as u64,
+            node: self.shared.node(node).map_or(ANY_NODE, |node| node as u64),
+            helpers,
+        };
         // One that is gone is found out when its end is read.
         let _ = self.filler.as_ref().map(|filler| filler.order(&file, order));
-        self.piece = Some(Piece { node, id, _file: file, offset, len });
+        self.piece = Some(Piece { node, id, file, offset, len });
         self.turn = self.turn.wrapping_add(1);
         Next::Wait(LOOK)
     }
@@ -478,6 +516,17 @@ impl Keeper {
     }
 }
 
+/// Bytes that may be filled on a node, whole huge pages; what the kernel does not say is no limit.
+fn room_on_node(node: usize, reserved: bool) -> usize {
+    let room = if reserved {
+        procfs::node_free_huge_pages(node).map(|pages| (pages * HUGE_PAGE_SIZE) as u64)
+    } else {
+        procfs::node_memory(node).map(|memory| gate::room_on_node(memory.total, memory.free, memory.files))
+    };
+    room.map_or(usize::MAX, |room| room as usize) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE
+}
+
+const NODE_FULL: &str = "has no memory left for the pool";
 const FRAGMENTED: &str = "memory is too fragmented for huge pages";
 const NONE_RESERVED: &str = "too few huge pages are reserved (sysctl vm.nr_hugepages=COUNT)";
 const NOTHING_LEFT: &str = "no more memory can be had: the pool's limit, or that of the server's control group";

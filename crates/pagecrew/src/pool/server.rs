@@ -182,7 +182,7 @@ impl Shared {
         let state = &mut *state;
         let node = match node {
             Some(node) if !state.nodes.contains_key(&node) => {
-                return Err(Refusal(Code::BadRequest, Error::Node(node).to_string()));
+                return Err(Refusal(Code::BadRequest, no_such_node(node, state.nodes.keys()).to_string()));
             }
             Some(node) => node,
             None => state.best_node(size).ok_or_else(|| Refusal(Code::Failed, "the pool has no nodes".into()))?,
@@ -219,7 +219,7 @@ impl Shared {
         let ready = match chosen {
             Some(ready) => ready,
             None => match self.store.create(size, self.node(node)) {
-                Ok((id, file)) => Ready { id, file: Arc::new(file), size, filled: 0 },
+                Ok((id, file)) => Ready { id, file: Arc::new(file), size, filled: 0, unverified: 0 },
                 Err(error) => {
                     state.accounts.refund(user, size);
                     return Err(Refusal(Code::Failed, error.to_string()));
@@ -272,6 +272,7 @@ impl Shared {
             let cut = self.store.resize(&ready.file, keep, None);
             if keep > 0 && cut.is_ok() {
                 (ready.size, ready.filled) = (keep, keep);
+                ready.unverified = ready.unverified.min(keep);
                 if let Some(node) = self.state().nodes.get_mut(&node) {
                     node.waiting.push(ready);
                 }
@@ -329,7 +330,10 @@ impl Shared {
         match node {
             Some(node) => match state.settings.sizes.get_mut(&node) {
                 Some(place) => *place = size,
-                None => return Err(Refusal(Code::BadRequest, Error::Node(node).to_string())),
+                None => {
+                    let error = no_such_node(node, state.settings.sizes.keys());
+                    return Err(Refusal(Code::BadRequest, error.to_string()));
+                }
             },
             None => {
                 let nodes: Vec<usize> = state.settings.sizes.keys().copied().collect();
@@ -391,6 +395,10 @@ impl Shared {
     }
 }
 
+fn no_such_node<'n>(node: usize, nodes: impl IntoIterator<Item = &'n usize>) -> Error {
+    Error::Node { node, nodes: nodes.into_iter().copied().collect() }
+}
+
 /// `size` bytes on `nodes`, the same on each but for what can't be divided.
 fn spread(size: usize, nodes: &[usize]) -> BTreeMap<usize, usize> {
     let pages = size / HUGE_PAGE_SIZE;
@@ -420,7 +428,7 @@ fn settings(options: &Options, nodes: &[usize], total: u64) -> Result<Settings, 
         Sizes::Total(size) => spread(*size, nodes),
         Sizes::Nodes(sizes) => {
             if let Some((&node, _)) = sizes.iter().find(|(node, _)| !nodes.contains(node)) {
-                return Err(Error::Node(node));
+                return Err(no_such_node(node, nodes));
             }
             if let Some(&size) = sizes.values().find(|&&size| odd(size)) {
                 return Err(Error::Size(size));
@@ -591,7 +599,7 @@ fn adopt(state: &mut State, left: Left, store: &Store) {
         match state.nodes.get_mut(&first).filter(|_| only) {
             Some(node) => {
                 let file = Arc::new(found.file);
-                node.waiting.push(Ready { id: found.id, file, size: found.size, filled: 0 });
+                node.waiting.push(Ready { id: found.id, file, size: found.size, filled: 0, unverified: 0 });
             }
             None => store.remove_ready(found.id),
         }

@@ -33,6 +33,8 @@ pub(super) struct Ready {
     pub size: usize,
     /// Bytes from its beginning on that are backed and zero.
     pub filled: usize,
+    /// Of these, bytes of which the kernel did not say that they are on the file's node.
+    pub unverified: usize,
 }
 
 /// A file that no longer waits.
@@ -94,6 +96,11 @@ impl Node {
         self.waiting.iter().map(|ready| ready.filled).sum()
     }
 
+    /// Of what is filled, bytes of which the kernel did not say that they are on this node.
+    pub fn unverified(&self) -> usize {
+        self.waiting.iter().map(|ready| ready.unverified).sum()
+    }
+
     /// Takes the waiting file `id` out.
     pub fn remove(&mut self, id: u64) -> Option<Ready> {
         let place = self.waiting.iter().position(|ready| ready.id == id)?;
@@ -110,6 +117,8 @@ pub(super) struct Counters {
     pub refused: u64,
     pub released: u64,
     pub filled_bytes: u64,
+    /// Bytes that came from another node than they were to be of, and went back.
+    pub elsewhere_bytes: u64,
     pub given_back_bytes: u64,
     pub cpu_ns: u64,
 }
@@ -317,7 +326,8 @@ mod tests {
     fn a_request_goes_to_the_node_that_has_it_ready() {
         let mut state = state(3, 64);
         let put = |state: &mut State, node: usize, id, size: usize, filled: usize| {
-            let ready = Ready { id, file: file(), size: size * HUGE_PAGE_SIZE, filled: filled * HUGE_PAGE_SIZE };
+            let ready =
+                Ready { id, file: file(), size: size * HUGE_PAGE_SIZE, filled: filled * HUGE_PAGE_SIZE, unverified: 0 };
             state.nodes.get_mut(&node).unwrap().waiting.push(ready);
         };
         assert_eq!(state.best_node(HUGE_PAGE_SIZE), Some(0));
@@ -333,7 +343,8 @@ mod tests {
     fn filling_gets_what_nobody_was_promised() {
         const PAGE: usize = HUGE_PAGE_SIZE;
         let mut state = state(1, 64);
-        let waiting = |id, size, filled| Ready { id, file: file(), size: size * PAGE, filled: filled * PAGE };
+        let waiting =
+            |id, size, filled| Ready { id, file: file(), size: size * PAGE, filled: filled * PAGE, unverified: 0 };
         state.nodes.get_mut(&0).unwrap().waiting.extend([waiting(1, 16, 4), waiting(2, 8, 8)]);
         assert_eq!(state.room(20 * PAGE), 8 * PAGE);
         // Whoever has a file may touch all of it, whatever is backed now; of any size, where root has made it.
@@ -388,7 +399,7 @@ mod tests {
                     Event::Put { node, pages, filled } => {
                         next += 1;
                         let (size, filled) = (pages * HUGE_PAGE_SIZE, filled * HUGE_PAGE_SIZE);
-                        state.nodes.get_mut(&node).unwrap().waiting.push(Ready { id: next, file: file(), size, filled });
+                        state.nodes.get_mut(&node).unwrap().waiting.push(Ready { id: next, file: file(), size, filled, unverified: 0 });
                     }
                     Event::Take { node, user, pages } => {
                         let size = pages * HUGE_PAGE_SIZE;

@@ -35,6 +35,8 @@ fn write_json(out: &mut String, state: &State, facts: &Facts<'_>) -> std::fmt::R
         let size = state.settings.sizes.get(number).copied().unwrap_or(0);
         let taken: usize = state.taken.values().filter(|taken| taken.node == *number).map(|taken| taken.size).sum();
         write!(out, "{comma}{{\"node\":{number},\"size\":{size},\"ready\":{},", node.filled())?;
+        let unverified = node.unverified();
+        write!(out, "\"here\":{},\"unverified\":{unverified},", node.filled().saturating_sub(unverified))?;
         write!(out, "\"filling\":{},\"taken\":{taken},\"files\":[", missing(state, *number, node))?;
         let mut files: Vec<_> = node.waiting.iter().map(|ready| (ready.size, ready.filled)).collect();
         files.sort_unstable_by(|one, other| other.cmp(one));
@@ -54,6 +56,7 @@ fn write_json(out: &mut String, state: &State, facts: &Facts<'_>) -> std::fmt::R
     write!(out, "],\"counters\":{{\"takes\":{},\"bytes_taken\":{},", counters.takes, counters.bytes_taken)?;
     write!(out, "\"bytes_ready_at_take\":{},\"refused\":{},", counters.bytes_ready_at_take, counters.refused)?;
     write!(out, "\"released\":{},\"filled_bytes\":{},", counters.released, counters.filled_bytes)?;
+    write!(out, "\"elsewhere_bytes\":{},", counters.elsewhere_bytes)?;
     write!(out, "\"given_back_bytes\":{},\"cpu_ns\":{}}}}}", counters.given_back_bytes, counters.cpu_ns)
 }
 

@@ -9,7 +9,7 @@ use super::options::Backing;
 use crate::sys::mount::{self, MemoryFs};
 use crate::sys::seqpacket::Peer;
 use crate::sys::shared_file::Mapped;
-use crate::sys::{Errno, HUGE_PAGE_SIZE, memory, procfs};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, numa, procfs};
 use rustix::fs::FlockOperation;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Seek, Write};
@@ -128,13 +128,19 @@ impl Store {
     /// Makes `file` longer or shorter.
     pub fn resize(&self, file: &File, size: usize, node: Option<usize>) -> Result<(), Error> {
         file.set_len(size as u64).map_err(Error::system("changing the size of a file in", &self.mount))?;
-        if let (Some(node), true) = (node, size > 0) {
-            // The kernel keeps the wish with the file, for whoever touches it first. Without it memory is merely further away.
-            if let Ok(mapped) = Mapped::new(file, 0, size) {
-                let _ = memory::prefer_node(mapped.range(), node);
-            }
-        }
+        self.prefer(file, node);
         Ok(())
+    }
+
+    /// Has what `file` does not have yet come from `node`, whoever touches it first: the kernel keeps that with the file. Where it is refused,
+    /// the filler finds out where the memory is.
+    pub fn prefer(&self, file: &File, node: Option<usize>) {
+        let size = file.metadata().map_or(0, |facts| facts.len() as usize);
+        if let (Some(node), true) = (node, size > 0)
+            && let Ok(mapped) = Mapped::new(file, 0, size)
+        {
+            let _ = numa::prefer(mapped.range(), node);
+        }
     }
 
     /// Makes the waiting file `id` the `peer`'s, and opens it for him.

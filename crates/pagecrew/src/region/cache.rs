@@ -101,6 +101,9 @@ const FAST: u8 = 1;
 const NEAR: u8 = 2;
 const SLOWLY: u8 = 4;
 
+/// A CPU that was offline so far; no node has this number.
+const UNKNOWN: u8 = u8::MAX;
+
 /// The caches of all CPUs, with what has to be known to use them in one place: what nearly every request meets.
 pub struct CpuCaches {
     /// Where the arena begins, in bytes.
@@ -116,8 +119,8 @@ pub struct CpuCaches {
     /// Whether the spans that memory is zeroed ahead for go back to their zones.
     zeroes_wanted: AtomicBool,
     stacks: ClassStacks,
-    /// The node of each CPU; empty where there is only one. Only spans of its node wait on a CPU.
-    nodes: Box<[usize]>,
+    /// The node of each CPU, or `UNKNOWN`; empty where there is only one. Only spans of its node wait on a CPU.
+    nodes: Box<[AtomicU8]>,
 }
 
 impl CpuCaches {
@@ -130,10 +133,11 @@ impl CpuCaches {
         map: PageMap,
         node_shift: u32,
         nodes: usize,
-        node_of: impl Fn(usize) -> usize,
+        node_of: impl Fn(usize) -> Option<usize>,
     ) -> Result<CpuCaches, Errno> {
         let stacks = ClassStacks::new(&SLOTS)?;
-        let nodes = (0..if nodes > 1 { stacks.cpus() } else { 0 }).map(node_of).collect();
+        let known = |cpu| AtomicU8::new(node_of(cpu).map_or(UNKNOWN, |node| node as u8));
+        let nodes = (0..if nodes > 1 { stacks.cpus() } else { 0 }).map(known).collect();
         let [closed, zeroes_wanted] = [false; 2].map(AtomicBool::new);
         let takes = AtomicU8::new(NOTHING);
         Ok(CpuCaches { start, map, node_shift, takes, closed, zeroes_wanted, stacks, nodes })
@@ -149,10 +153,17 @@ impl CpuCaches {
         self.stacks.used()
     }
 
-    /// The node of a CPU.
-    #[inline(always)]
-    pub(super) fn node(&self, cpu: usize) -> usize {
-        self.nodes.get(cpu).copied().unwrap_or(0)
+    /// The node of a CPU, if that is known.
+    pub(super) fn node(&self, cpu: usize) -> Option<usize> {
+        let node = self.nodes.get(cpu).map_or(0, |node| node.load(Relaxed));
+        (node != UNKNOWN).then_some(node as usize)
+    }
+
+    /// Says the node of a CPU that was not known. From now on, spans of that node wait there.
+    pub(super) fn set_node(&self, cpu: usize, node: usize) {
+        if let Some(place) = self.nodes.get(cpu) {
+            place.store(node as u8, Relaxed);
+        }
     }
 
     /// Says whether spans that are freed may wait here from now on.
@@ -286,7 +297,8 @@ impl CpuCaches {
     /// Whether `page` lies on the node of `cpu`.
     #[inline(always)]
     fn is_near(&self, page: usize, cpu: usize) -> bool {
-        page < self.map.pages() && (page * PAGE_SIZE) >> self.node_shift == self.node(cpu)
+        let node = self.nodes.get(cpu).map_or(0, |node| node.load(Relaxed));
+        page < self.map.pages() && (page * PAGE_SIZE) >> self.node_shift == node as usize
     }
 
     /// Whether so much was counted on `cpu` since the last tally that whoever looks at the sums should have it added first.
@@ -366,7 +378,7 @@ mod tests {
     /// Runs `work` on one CPU, with empty caches and a function that says that a span of so many bytes is in use at an offset.
     fn pinned<T: Send>(work: impl FnOnce(&CpuCaches, &dyn Fn(usize, usize)) -> T + Send) -> T {
         let map = PageMap::new(2 << SHIFT >> 12).unwrap();
-        let caches = CpuCaches::new(START, map.part(0, map.pages(), false), SHIFT + 1, 1, |_| 0).unwrap();
+        let caches = CpuCaches::new(START, map.part(0, map.pages(), false), SHIFT + 1, 1, |_| Some(0)).unwrap();
         let zones = [false, true].map(|huge| map.part((huge as usize) << SHIFT >> 12, 1 << SHIFT >> 12, huge));
         caches.set_open(true);
         std::thread::scope(|scope| {

@@ -10,6 +10,7 @@ use super::hook::{self, HookSlot};
 use super::lanes::{self, Lanes};
 use super::options::Options;
 use super::page_map::PageMap;
+use super::placement::Placement;
 use super::retention::Retention;
 use super::reuse::Reuse;
 use super::slow_counts::{Counts, SlowCounts};
@@ -20,7 +21,7 @@ use crate::crew::ahead::Revoked;
 use crate::crew::{Crew, Employer, Task, Tick};
 use crate::stats::{Counters, MAX_LANES, MAX_ZONES, StatsPage};
 use crate::sys::memory::{self, Advice, Protection, Range};
-use crate::sys::topology::{self, MAX_NODES, Topology};
+use crate::sys::topology::{self, Topology};
 use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, procfs, sched};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -63,12 +64,6 @@ pub(super) struct Zone {
     parked: Box<[AtomicUsize]>,
 }
 
-/// Wishes for pages of `node`: whoever touches memory first, a helper as well, it is for threads of that node.
-fn wish_for(node: usize, range: Range) {
-    // Where it is refused, the kernel's own policy is the same as long as threads stay on their node.
-    let _ = memory::prefer_node(range, node);
-}
-
 /// What is said of a zone when it is made.
 struct Kind {
     node: usize,
@@ -98,6 +93,7 @@ pub struct Core {
     pub(super) zones: Vec<Zone>,
     /// Each zone has 2^this bytes.
     zone_shift: u32,
+    pub(super) placement: Placement,
     pub(super) lanes: Lanes,
     pub(super) caches: CpuCaches,
     slow_counts: SlowCounts,
@@ -140,6 +136,8 @@ pub(super) struct Need {
     pub want: Want,
     /// Whether it is to have huge pages.
     pub huge: bool,
+    /// The node whose memory it is to have; `None` for that of the calling thread's CPU.
+    pub node: Option<usize>,
 }
 
 /// A handle for all that needs the crew.
@@ -303,6 +301,7 @@ impl Core {
         // Each zone has room for a span as large as the machine's memory, if possible.
         let room = arena.range().len / (2 * nodes * total.max(1));
         let lanes = Lanes::new(lanes::count(most_lanes, room), cpus);
+        let placement = Placement::new(topology);
         let zone_count = 2 * nodes * lanes.count();
         // The zones' length is a power of two: an address says its zone by a shift.
         let zone_shift = (arena.range().len / zone_count).ilog2();
@@ -317,9 +316,7 @@ impl Core {
                 debug_assert!(!aligned || range.start.is_multiple_of(ZONE_ALIGN));
                 let advice = Some(huge && options.huge_pages);
                 arena::advise_huge_pages(range, advice);
-                if nodes > 1 {
-                    wish_for(node, range);
-                }
+                placement.place(node, range);
                 stats.zones[zones.len()]
                     .publish(crate::stats::ZoneBytes { reserved: range.len as u64, ..Default::default() });
                 let pages = zone_len / PAGE_SIZE;
@@ -331,15 +328,15 @@ impl Core {
         stats.set_zone_count(zones.len());
         let retention = Retention::new(&options);
         let guards = options.guards && guards_work();
-        let node_of = |cpu| topology.node_of(cpu).min(nodes - 1);
         let node_shift = zone_shift + (2 * lanes.count()).ilog2();
-        let caches = CpuCaches::new(arena.range().start, map, node_shift, nodes, node_of)?;
+        let caches = CpuCaches::new(arena.range().start, map, node_shift, nodes, |cpu| topology.node_of(cpu))?;
         caches.set_open(may_cache(&options));
         Ok(Core {
             options,
             arena,
             zones,
             zone_shift,
+            placement,
             lanes,
             caches,
             slow_counts: SlowCounts::new(cpus),
@@ -433,9 +430,18 @@ impl Core {
         self.retention.note(self.retained(), self.in_use());
     }
 
-    /// The node that the calling thread runs on.
+    /// The node that the calling thread's CPU belongs to.
     fn node(&self, topology: &Topology) -> usize {
-        if topology.nodes() == 1 { 0 } else { topology.node_of(sched::current_cpu()).min(MAX_NODES - 1) }
+        if topology.nodes() == 1 {
+            return 0;
+        }
+        self.caches.node(self.caches.here()).unwrap_or_else(|| {
+            // A CPU that was offline when the topology was read.
+            let (cpu, number) = sched::current_cpu_and_node();
+            let node = topology.home(number);
+            self.caches.set_node(cpu, node);
+            node
+        })
     }
 
     /// Length and class of a span for `size` bytes, a guard included.
@@ -475,7 +481,7 @@ impl Core {
         let Need { len, class, want, huge, .. } = need;
         let align = if huge && len >= ALIGNED_LEAST { need.align.max(HUGE_PAGE_SIZE) } else { need.align };
         let request = |fresh| Request { len, align, want, class, revocable: self.can_revoke(), fresh, transfer: 0 };
-        let own = self.node(topology);
+        let own = need.node.unwrap_or_else(|| self.node(topology));
         // What a program does with more memory costs it more than a lock, and in one zone more of it fits.
         let lane = if len <= HUGE_PAGE_SIZE { self.lanes.of(self.caches.here()) } else { 0 };
         let lanes = self.lanes.count();
@@ -511,9 +517,10 @@ impl Core {
         // Memory that is known to be zero can't be had that way.
         let may_transfer = huge && want == Want::Any && self.lacks_room_for(len) && self.can_transfer();
         let request = Request { transfer: if may_transfer { TRANSFER_MOST } else { 0 }, ..request(true) };
-        let mut everywhere = (0..topology.nodes()).flat_map(|node| (0..lanes).map(move |step| (node, step)));
+        let nearest = topology.nearest(own).iter();
+        let mut everywhere = nearest.flat_map(|&node| (0..lanes).map(move |step| (node, step)));
         everywhere.find_map(|(node, step)| {
-            let zone = zone((own + node) % topology.nodes(), step, huge);
+            let zone = zone(node, step, huge);
             self.allocate_in(zone, &request, grant).then_some(zone)
         })
     }
@@ -702,7 +709,30 @@ impl Core {
         any
     }
 
+    /// From now on, memory comes from where the program's own policy says. Spans that the program altered keep what it said of them.
+    /// Returns whether that is new.
+    pub fn leave_placement(&self) -> bool {
+        if !self.placement.leave() {
+            return false;
+        }
+        for zone in &self.zones {
+            let inner = zone.lock();
+            let mut start = 0;
+            for (offset, segment) in inner.map.handed_out().filter(|(_, segment)| segment.marks.altered) {
+                Placement::follow_threads(zone.at(start, offset - start));
+                start = offset + segment.len;
+            }
+            Placement::follow_threads(zone.at(start, inner.map.end() - start));
+        }
+        true
+    }
+
     // The caches.
+
+    /// The node of the spans that wait on a CPU. On one whose node is not known, none does.
+    fn cache_node(&self, cpu: usize) -> usize {
+        self.caches.node(cpu).unwrap_or(0)
+    }
 
     /// The address of page `page` of the arena.
     fn address(&self, page: usize) -> usize {
@@ -727,7 +757,7 @@ impl Core {
     /// What waits on a CPU has changed.
     fn note_held(&self, cpu: usize, change: [usize; 2]) {
         for (kind, change) in change.into_iter().enumerate().filter(|&(_, change)| change != 0) {
-            self.note_cached(self.first_zone(self.caches.node(cpu), kind), change);
+            self.note_cached(self.first_zone(self.cache_node(cpu), kind), change);
         }
     }
 
@@ -798,7 +828,7 @@ impl Core {
             for cpu in self.caches.used() {
                 self.sum_up(cpu);
                 for (kind, held) in self.caches.forget_held(cpu).into_iter().enumerate() {
-                    missing[self.first_zone(self.caches.node(cpu), kind)].update(|sum| sum.wrapping_add(held));
+                    missing[self.first_zone(self.cache_node(cpu), kind)].update(|sum| sum.wrapping_add(held));
                 }
             }
         };
@@ -863,9 +893,7 @@ impl Core {
     unsafe fn renew(&self, zone: &Zone, range: Range) -> Result<(), Errno> {
         // SAFETY: by the function's own contract.
         unsafe { self.arena.renew(range, zone.advice)? };
-        if self.zones.last().is_some_and(|last| last.node > 0) {
-            wish_for(zone.node, range);
-        }
+        self.placement.place(zone.node, range);
         if zone.huge {
             self.transfers.adopt(range);
         }

@@ -34,6 +34,7 @@ mod limits;
 mod links;
 mod options;
 pub mod page_map;
+mod placement;
 pub mod policy;
 mod resize;
 mod retention;
@@ -57,6 +58,7 @@ use crate::crew::{Crew, Employer, ForkGuard, Operation, Task};
 use crate::stats::{Snapshot, StatsPage};
 use crate::sys::HUGE_PAGE_SIZE;
 use crate::sys::memory::Range;
+use crate::sys::numa;
 use crate::sys::sched::{self, CpuSet};
 use crate::sys::topology::Topology;
 use crate::sys::zero::{self, Use};
@@ -237,7 +239,7 @@ impl Region {
     /// A span for whoever runs the region itself: it is not counted as the program's. `None` where there is none to be had.
     pub fn allocate_uncounted(&self, size: usize) -> Option<NonNull<u8>> {
         let len = round_up(size, PAGE_SIZE).filter(|&len| len > 0)?;
-        let need = Need { len, class: 0, align: 1, want: Want::Any, huge: false };
+        let need = Need { len, class: 0, align: 1, want: Want::Any, huge: false, node: None };
         let mut grant = Grant::new();
         let zone = self.core().allocate(self.crew.topology(), need, &mut grant)?;
         Some(Self::pointer(zone.range.start + grant.offset))
@@ -263,7 +265,7 @@ impl Region {
         let core = self.core();
         let out_of_memory = AllocateError::OutOfMemory { size };
         let len = round_up(size, PAGE_SIZE).filter(|&len| len > 0 && !core.exceeds_memory(len)).ok_or(out_of_memory)?;
-        let need = Need { len, class: 0, align, want: Want::AddressSpace, huge: core.options.huge_pages };
+        let need = Need { len, class: 0, align, want: Want::AddressSpace, huge: core.options.huge_pages, node: None };
         let mut grant = Grant::new();
         let zone = core.allocate(self.crew.topology(), need, &mut grant).ok_or(out_of_memory)?;
         Ok(Self::pointer(zone.range.start + grant.offset))
@@ -283,7 +285,7 @@ impl Region {
         // A span with an alignment of its own does not wait for requests that have none.
         let class = if align > PAGE_SIZE { 0 } else { class };
         let huge = core.wants_huge_pages(len) || (align.min(len) >= HUGE_PAGE_SIZE && core.options.huge_pages);
-        let need = Need { len, class, align, want, huge };
+        let need = Need { len, class, align, want, huge, node: None };
         let mut grant = Grant::new();
         let allocate = |grant: &mut Grant| core.allocate(self.crew.topology(), need, grant);
         let first = allocate(&mut grant);
@@ -500,6 +502,24 @@ impl Region {
         // SAFETY: the range is in use and mapped; populating changes no contents.
         unsafe { self.crew.run(Task { operation: Operation::Populate, range, node: 0, report: false }) };
         Ok(())
+    }
+
+    /// Has the pages of a part of a span come from the node with the kernel's number `node`, if the region places memory at all: for a layer
+    /// that divides a span among nodes. The span is mapped anew when it is freed.
+    pub(crate) fn place_apart(&self, range: Range, node: usize) {
+        if self.core().placement.is_on() {
+            self.mark_altered(range.start, range.len);
+            // Where it is refused, pages come from the node of the CPU that touches them first.
+            let _ = numa::prefer(range, node);
+        }
+    }
+
+    /// From now on, memory comes from where the program's own NUMA policy says, and no longer from the node of the CPU on which it was asked
+    /// for. What is retained was placed otherwise, and goes back. On a machine with one node, nothing happens.
+    pub fn leave_placement(&self) {
+        if self.core().leave_placement() {
+            self.trim();
+        }
     }
 
     /// Takes note that the program changed the kernel's view of `[address, address + len)` (advice, locks, protection): spans in

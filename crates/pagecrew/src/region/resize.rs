@@ -132,10 +132,17 @@ impl Region {
     unsafe fn move_to(&self, zone: &Zone, offset: usize, span: &Segment, to: Size, huge: bool) -> Option<NonNull<u8>> {
         let core = self.core();
         let align = if huge { HUGE_PAGE_SIZE } else { PAGE_SIZE };
-        let need = Need { len: to.len, class: 0, align, want: Want::AddressSpace, huge };
+        // Pages stay on their node, so the longer span has to be of that node as well.
+        let node = Some(zone.node);
+        let need = Need { len: to.len, class: 0, align, want: Want::AddressSpace, huge, node };
         let mut grant = Grant::new();
         let new_zone = core.allocate(self.crew.topology(), need, &mut grant)?;
         let new = Self::pointer(new_zone.range.start + grant.offset);
+        if new_zone.node != zone.node {
+            // SAFETY: the new span is this call's own.
+            let _ = unsafe { self.free(new) };
+            return None;
+        }
         let mut inner = zone.lock();
         core.remove_guard(zone, &mut inner, offset);
         drop(inner);

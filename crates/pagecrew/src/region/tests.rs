@@ -629,3 +629,32 @@ fn a_storm_loses_no_byte() {
     balanced(&region);
     assert_eq!(region.snapshot().bytes().in_use, 0);
 }
+
+#[test]
+fn nodes_whose_number_is_no_power_of_two_share_the_arena() {
+    let region = Region::with(Options::default(), sched::affinity().unwrap(), Topology::uniform(3, 3)).unwrap();
+    let mut numbers = 1u64;
+    let mut next = |most: usize| {
+        numbers = numbers.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (numbers >> 33) as usize % most
+    };
+    let mut spans: Vec<Option<(NonNull<u8>, usize)>> = vec![None; 24];
+    for step in 0..3000 {
+        let slot = next(spans.len());
+        let size = 64 * 1024 + next(if step % 5 == 0 { 40 * MIB } else { 4 * MIB });
+        let span = match spans[slot].take() {
+            // SAFETY: the span is this test's own.
+            Some((span, _)) if step % 3 == 0 => unsafe { region.resize(span, size, 0).unwrap() },
+            Some((span, _)) => {
+                free(&region, span);
+                continue;
+            }
+            None if step % 2 == 0 => region.allocate_zeroed(size, 1).unwrap(),
+            None => region.allocate(size, 1).unwrap(),
+        };
+        bytes(span, size).iter_mut().step_by(PAGE_SIZE).for_each(|byte| *byte = 1);
+        spans[slot] = Some((span, size));
+    }
+    spans.into_iter().flatten().for_each(|(span, _)| free(&region, span));
+    balanced(&region);
+}

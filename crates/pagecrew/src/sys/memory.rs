@@ -114,6 +114,8 @@ pub enum Advice {
     /// `MADV_COLD` (5.4): the range is not needed soon. A huge page of which it is a part is split, and since 6.12 the kernel puts the
     /// shared zero page in the place of what is zero in it.
     Cold = 20,
+    /// `MADV_POPULATE_READ` (5.14): enter the pages of the range into the page tables.
+    PopulateRead = 22,
     /// `MADV_POPULATE_WRITE` (5.14): back the range with writable pages now.
     PopulateWrite = 23,
     /// `MADV_DONTNEED_LOCKED` (5.18): as `DontNeed`, on locked memory too.
@@ -155,19 +157,6 @@ pub unsafe fn discard(range: Range) -> Result<(), Errno> {
             result => result,
         }
     }
-}
-
-/// Has the pages of `range` come from NUMA node `node` where it has some, when they are touched for the first time (2.6.7).
-///
-/// # Errors
-/// `ENOSYS` on kernels without NUMA, `EINVAL` where there is no such node.
-pub fn prefer_node(range: Range, node: usize) -> Result<(), Errno> {
-    const PREFERRED: usize = 1;
-    let mask = 1u64 << node;
-    // SAFETY: a wish about where pages come from changes no contents; the mask is valid for its 64 bits.
-    let result =
-        unsafe { libc::syscall(libc::SYS_mbind, range.start, range.len, PREFERRED, &raw const mask, 64usize, 0usize) };
-    Errno::check(result).map(drop)
 }
 
 /// Moves the pages of `from` to `to`, an equally long range, without copying. `from` stays mapped and reads as zero

@@ -15,6 +15,7 @@ pub mod membarrier;
 pub mod memcg;
 pub mod memory;
 pub mod mount;
+pub mod numa;
 mod page_size;
 pub mod pagemap;
 pub mod process;

@@ -167,6 +167,51 @@ fn parse_memory_info(text: &str) -> Option<MemoryInfo> {
     })
 }
 
+/// Memory of a NUMA node, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeMemory {
+    /// All of it.
+    pub total: u64,
+    /// What nobody has.
+    pub free: u64,
+    /// What caches of files have.
+    pub files: u64,
+}
+
+/// The memory of the node with the kernel's number `node` (`/sys/devices/system/node/nodeN/meminfo`).
+///
+/// # Errors
+/// Those of [`read`]; `ENOENT` where there is no such node.
+pub fn node_memory(node: usize) -> Result<NodeMemory, Errno> {
+    let mut buffer = Buffer::new();
+    let mut room = [0; 64];
+    let path = path(&mut room, &["/sys/devices/system/node/node"], node as u64, "/meminfo");
+    parse_node_memory(read(path, &mut buffer)?).ok_or(Errno(libc::EILSEQ))
+}
+
+fn parse_node_memory(text: &str) -> Option<NodeMemory> {
+    // Node 0 MemFree:  123 kB
+    let field = |name: &str| -> Option<u64> {
+        let mut words = text.lines().map(|line| line.split_ascii_whitespace().skip(2));
+        let kib = words.find_map(|mut words| (words.next()? == name).then(|| words.next())?)?;
+        Some(kib.parse::<u64>().ok()? * 1024)
+    };
+    let files = ["Active(file):", "Inactive(file):"].into_iter().filter_map(field).sum();
+    Some(NodeMemory { total: field("MemTotal:")?, free: field("MemFree:")?, files })
+}
+
+/// Free huge pages of 2 MiB of the node with the kernel's number `node`, of those that are reserved (2.6.32).
+///
+/// # Errors
+/// As [`node_memory`].
+pub fn node_free_huge_pages(node: usize) -> Result<usize, Errno> {
+    let mut buffer = Buffer::new();
+    let mut room = [0; 96];
+    let suffix = "/hugepages/hugepages-2048kB/free_hugepages";
+    let path = path(&mut room, &["/sys/devices/system/node/node"], node as u64, suffix);
+    read(path, &mut buffer)?.trim().parse().map_err(|_| Errno(libc::EILSEQ))
+}
+
 /// Total time in microseconds that some task has waited for memory (`/proc/pressure/memory`, 4.20).
 ///
 /// # Errors
@@ -216,6 +261,15 @@ mod tests {
         assert_eq!(parse_stall(text), Some(4711));
         assert_eq!(parse_stall("full avg10=0.00 total=9"), None);
         assert_eq!(parse_memory_info("MemTotal: 10 kB\nMemFree: 5 kB\n"), None);
+    }
+
+    #[test]
+    fn lines_of_a_node() {
+        let text = "Node 1 MemTotal:  2048 kB\nNode 1 MemFree:  512 kB\nNode 1 Active(file):  7 kB\nNode 1 Inactive(file):  1 kB\n";
+        let expected = NodeMemory { total: 2 << 20, free: 512 << 10, files: 8 << 10 };
+        assert_eq!(parse_node_memory(text), Some(expected));
+        assert_eq!(parse_node_memory("Node 1 MemTotal:  2048 kB\n"), None);
+        assert!(node_memory(1 << 20).is_err());
     }
 
     #[test]

@@ -132,6 +132,12 @@ impl CpuSet {
     }
 }
 
+impl std::fmt::Debug for CpuSet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries((0..libc::CPU_SETSIZE as usize).filter(|&cpu| self.contains(cpu))).finish()
+    }
+}
+
 impl Default for CpuSet {
     fn default() -> CpuSet {
         CpuSet::new()
@@ -199,6 +205,15 @@ fn parse_idle(text: &str, set: &CpuSet) -> Option<u64> {
 pub fn current_cpu() -> usize {
     // SAFETY: takes nothing; glibc answers from the rseq area or the vDSO.
     unsafe { libc::sched_getcpu().max(0) as usize }
+}
+
+/// The CPU that the calling thread runs on at this moment, and the kernel's number of its NUMA node (`getcpu`, 2.6.19). A system call:
+/// the kernel knows the node of a CPU that came online a moment ago as well.
+pub fn current_cpu_and_node() -> (usize, usize) {
+    let (mut cpu, mut node) = (0u32, 0u32);
+    // SAFETY: both places are valid for a number.
+    unsafe { libc::syscall(libc::SYS_getcpu, &raw mut cpu, &raw mut node, 0usize) };
+    (cpu as usize, node as usize)
 }
 
 /// As [`current_cpu`], read where the kernel keeps it for restartable sequences, once [`super::rseq::prepare`] was called. A huge number

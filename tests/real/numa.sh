@@ -1,0 +1,134 @@
+# shellcheck shell=bash disable=SC2154,SC2034
+# Memory on the NUMA node that was asked for, page by page, on machines with several nodes. Sourced by scripts/test-real.sh.
+
+# Sets `memory_nodes` and `cpu_nodes`. Skips the test on a machine with one node.
+several_nodes() {
+    local file=/sys/devices/system/node/has_memory
+    if [ ! -e "$file" ]; then skip "the kernel knows no nodes"; fi
+    mapfile -t memory_nodes < <(kernel_list "$file")
+    # shellcheck disable=SC2034
+    mapfile -t cpu_nodes < <(kernel_list /sys/devices/system/node/has_cpu)
+    if [ "${#memory_nodes[@]}" -lt 2 ]; then skip "the machine has one node with memory"; fi
+}
+
+# The numbers of a list such as 0-3,8, one a line.
+kernel_list() {
+    local part
+    for part in $(tr ',' ' ' <"$1"); do seq "${part%-*}" "${part#*-}"; done
+}
+
+# A node without memory; fails if there is none.
+node_without_memory() {
+    local node
+    for node in $(kernel_list /sys/devices/system/node/online); do
+        if [[ " ${memory_nodes[*]} " != *" $node "* ]]; then
+            echo "$node"
+            return
+        fi
+    done
+    return 1
+}
+
+# Spans: also freed and reused on another node, zeroed ahead, moved, in a child, and on CPUs whose node has no memory.
+numa_spans() {
+    several_nodes
+    local options
+    for options in "--retain auto" "--huge-pages off" "--helpers 0"; do
+        # shellcheck disable=SC2086
+        "$pagecrew" run $options -- "$programs/numa" spans || fail "status $? with $options"
+    done
+}
+
+# Frames of each zone, by a program of the library's.
+numa_frames() {
+    several_nodes
+    local program=$root/target/guest-tests/pagecrew-numa
+    if [ ! -x "$program" ]; then skip "$program is not built; scripts/guests.sh does"; fi
+    "$program" --nocapture --test-threads 1 || fail "status $?"
+}
+
+# What the program says about its memory counts, whether it was said before it began or on the way.
+numa_policy() {
+    several_nodes
+    local first=${memory_nodes[0]} last=${memory_nodes[-1]}
+    "$pagecrew" run -- "$programs/numa" policy 2 "$last" || fail "MPOL_BIND to node $last: status $?"
+    "$pagecrew" run -- "$programs/numa" policy 1 "$last" || fail "MPOL_PREFERRED of node $last: status $?"
+    "$pagecrew" run -- "$programs/numa" policy 3 "$first" "$last" || fail "MPOL_INTERLEAVE: status $?"
+    needs numactl
+    numactl --membind="$last" "$pagecrew" run -- "$programs/numa" policy 0 "$last" || fail "numactl --membind=$last: status $?"
+    numactl --interleave="$first,$last" "$pagecrew" run -- "$programs/numa" policy 0 "$first" "$last" ||
+        fail "numactl --interleave: status $?"
+}
+
+# CPUs that go and come back, one of them offline when the program begins.
+numa_hotplug() {
+    several_nodes
+    local late=0 cpu online=/sys/devices/system/cpu/cpu
+    if [ "$(id -u)" -ne 0 ]; then skip "takes root"; fi
+    for cpu in $(kernel_list /sys/devices/system/cpu/online); do
+        if [ -w "$online$cpu/online" ]; then late=$cpu; fi
+    done
+    if [ "$late" -eq 0 ]; then skip "no CPU can be taken out"; fi
+    at_exit "for file in ${online}[0-9]*/online; do echo 1 >\$file; done"
+    echo 0 >"$online$late/online"
+    "$pagecrew" run -- "$programs/numa" hotplug "${1:-20}" "$late" || fail "status $?"
+}
+
+# A pool whose files are where it says, and that says what isn't.
+numa_pool() {
+    several_nodes
+    needs python3
+    local node size=$((64 << 20)) nodes=() path answer without
+    for node in "${memory_nodes[@]}"; do nodes+=(--node "$node=$size"); done
+    serve "${nodes[@]}" --floor 0 --cpu 4
+    wait_for_ready $((size * ${#memory_nodes[@]}))
+    "$pagecrew" pool status
+    for node in "${memory_nodes[@]}"; do
+        [ "$(pool_status "[n['here'] for n in s['nodes'] if n['node'] == $node]")" = "[$size]" ] ||
+            fail "not all of node $node is verified: $("$pagecrew" pool status --json)"
+        path=$("$pagecrew" pool take --size 64M --node "$node") || fail "node $node: status $?"
+        # Whoever maps it looks for himself.
+        python3 -c '
+import mmap, re, sys
+path, node = sys.argv[1:]
+with open(path, "r+b") as file:
+    memory = mmap.mmap(file.fileno(), 0)
+    for at in range(0, len(memory), 4096):
+        memory[at]
+    text = [line for line in open("/proc/self/numa_maps") if path in line][0]
+    pages = {place: int(count) for place, count in re.findall(r" N(\d+)=(\d+)", text)}
+    print(f"node {node}: pages on {pages}")
+    sys.exit(set(pages) != {node})' "$path" "$node" || fail "the file of node $node is elsewhere"
+        "$pagecrew" pool release "$path"
+    done
+    wait_for_ready $((size * ${#memory_nodes[@]}))
+    if without=$(node_without_memory); then
+        if answer=$("$pagecrew" pool take --size 2M --node "$without" 2>&1); then fail "took memory of node $without"; fi
+        echo "$answer"
+        [[ $answer == *"node $without"* ]] || fail "not a word about node $without: $answer"
+    fi
+    # More than the last node has: what it has not is neither taken from others nor forgotten, and the others get theirs.
+    needs numactl
+    local last=${memory_nodes[-1]} first=${memory_nodes[0]} ballast
+    ballast=$(awk '/MemFree/ { print $4 * 1024 - 192 * 1048576 }' "/sys/devices/system/node/node$last/meminfo")
+    at_exit 'clear_pool; rm -f /dev/shm/pagecrew-ballast'
+    numactl --membind="$last" head -c "$ballast" /dev/zero >/dev/shm/pagecrew-ballast || skip "node $last can't be filled"
+    "$pagecrew" pool resize --size 512M --node "$last"
+    "$pagecrew" pool resize --size 96M --node "$first"
+    wait_for_pool "[n['ready'] for n in s['nodes'] if n['node'] == $first] == [100663296] and 'node $last has' in s['state']" 200
+    "$pagecrew" pool status
+    [ "$(pool_status "sum(n['here'] for n in s['nodes']) == s['ready']")" = True ] ||
+        fail "something is not verified: $("$pagecrew" pool status --json)"
+    # The filler was neither killed nor did it take from others for long.
+    if grep "filler has ended" "$work/server.log"; then fail "the filler has ended"; fi
+    stop_server
+}
+
+add numa/spans 120 numa_spans
+add numa/frames 60 numa_frames
+add numa/pool 300 numa_pool
+add numa/policy 60 numa_policy
+add numa/hotplug 60 numa_hotplug
+long=yes
+add numa/hotplug-long 400 numa_hotplug 300
+long=no
