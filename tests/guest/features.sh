@@ -40,7 +40,7 @@ feature_page_size() {
         grep -q "pages of $(getconf PAGESIZE)" "$work/error" || fail "pagecrew $command: $(cat "$work/error")"
     done
     # Under the library itself, programs have their own malloc.
-    LD_PRELOAD=$library "$programs/family" || fail "status $? under the library"
+    LD_PRELOAD=$library "$programs/forks" quiet || fail "status $? under the library"
     LD_PRELOAD=$library "$programs/storm" 100000 || fail "status $? under the library"
     LD_PRELOAD=$library bash -c 'exit 5' || [ $? -eq 5 ] || fail "a shell under the library"
     status=0
