@@ -124,8 +124,8 @@ with open(path, "r+b") as file:
     stop_server
 }
 
-add numa/spans 120 numa_spans
-add numa/frames 60 numa_frames
+add numa/spans 300 numa_spans
+add numa/frames 120 numa_frames
 add numa/pool 300 numa_pool
 add numa/policy 60 numa_policy
 add numa/hotplug 60 numa_hotplug
