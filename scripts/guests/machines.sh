@@ -13,7 +13,7 @@ of_run=(family/glibc family/nobody storm/nobody forks/daemon/glibc forks/descrip
     output/buffered peak/mixed peak/threads limits/address-space/128 limits/data/128 limits/own-data limits/no-mapping-left
     limits/no-processes limits/no-proc oom)
 of_pool=(pool/heap pool/filling pool/tenants pool/example pool/kills)
-everything=(feature unit sequences "${of_run[@]}" trim "${of_pool[@]}")
+everything=(feature unit sequences "${of_run[@]}" trim "${of_pool[@]}" numa)
 
 machine_debian13() {
     about='x86-64, 4 CPUs, 2 nodes, cgroup v2, swap'
@@ -21,7 +21,7 @@ machine_debian13() {
     options=(-object memory-backend-ram,id=m0,size=2G -object memory-backend-ram,id=m1,size=2G
         -numa node,nodeid=0,cpus=0-1,memdev=m0 -numa node,nodeid=1,cpus=2-3,memdev=m1)
     tests=("${everything[@]}")
-    short_tests=(feature sequences family/glibc trim/hold)
+    short_tests=(feature sequences family/glibc trim/hold numa/spans)
 }
 
 machine_debian12() {
