@@ -63,6 +63,11 @@ malloc_library() {
     return 1
 }
 
+# As many rounds as a test has, or fewer where it is given more time for each: an emulated page fault takes ten times as long.
+scaled() {
+    echo $(($1 / ${patience:-1}))
+}
+
 # The tests: names, limits in seconds, commands, and whether they take long.
 names=() limits=() commands=() lengths=()
 long=no

@@ -41,7 +41,7 @@ feature_page_size() {
     done
     # Under the library itself, programs have their own malloc.
     LD_PRELOAD=$library "$programs/forks" quiet || fail "status $? under the library"
-    LD_PRELOAD=$library "$programs/storm" 100000 || fail "status $? under the library"
+    LD_PRELOAD=$library "$programs/storm" "$(scaled 100000)" || fail "status $? under the library"
     LD_PRELOAD=$library bash -c 'exit 5' || [ $? -eq 5 ] || fail "a shell under the library"
     status=0
     "$pagecrew" doctor >"$work/out" 2>&1 || status=$?

@@ -56,7 +56,7 @@ strict_overcommit() {
     echo 2 >/proc/sys/vm/overcommit_memory 2>/dev/null || skip "vm.overcommit_memory can't be set here"
     both_ways "$programs/limits" use 1000
     both_ways "$programs/family"
-    both_ways "$programs/storm" 100000
+    both_ways "$programs/storm" "$(scaled 100000)"
     # It was set while the program ran.
     echo "$before" >/proc/sys/vm/overcommit_memory
     (EXPECT_PAGECREW=1 "$pagecrew" run -- "$programs/storm" 200000) &
@@ -74,7 +74,7 @@ no_proc() {
         env EXPECT_PAGECREW=1 "LD_PRELOAD=$library" "$programs/limits" use 500 || fail "status $?"
     # shellcheck disable=SC2016
     unshare --mount bash -c 'umount -l /proc && exec "$@"' bash \
-        env EXPECT_PAGECREW=1 "LD_PRELOAD=$library" "$programs/storm" 100000 || fail "status $?"
+        env EXPECT_PAGECREW=1 "LD_PRELOAD=$library" "$programs/storm" "$(scaled 100000)" || fail "status $?"
 }
 
 for size in 64 128 300 512 1024 2048; do

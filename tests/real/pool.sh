@@ -278,7 +278,7 @@ add pool/qemu/hugetlbfs 300 with_huge_pages 160 pool_qemu_huge hugetlbfs
 add pool/heap 300 pool_heap tmpfs
 add pool/heap/hugetlbfs 300 with_huge_pages 200 pool_heap hugetlbfs
 add pool/filling 600 pool_filling
-add pool/tenants 600 pool_tenants tmpfs 1000 16
+add pool/tenants 600 pool_tenants tmpfs "$(scaled 1000)" 16
 add pool/pressure 600 pool_pressure
 add pool/example 60 pool_example
 add pool/kills 180 pool_kills tmpfs 40

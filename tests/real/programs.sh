@@ -136,7 +136,7 @@ huge_pages_are() {
     at_exit "echo $before >$setting"
     echo "$1" 2>/dev/null >"$setting" || skip "may not set $setting"
     with_pagecrew glibc "$programs/family"
-    with_pagecrew glibc "$programs/storm" 100000
+    with_pagecrew glibc "$programs/storm" "$(scaled 100000)"
     with_pagecrew glibc "$programs/forks" quiet
     mappings 1 300
 }
@@ -155,7 +155,7 @@ control() {
 for malloc in glibc jemalloc mimalloc tcmalloc; do
     add "family/$malloc" 60 program_over "$malloc" family
     if [ "$malloc" = glibc ]; then operations=1000000; else operations=200000; fi
-    add "storm/$malloc" 150 program_over "$malloc" storm "$operations"
+    add "storm/$malloc" 150 program_over "$malloc" storm "$(scaled "$operations")"
     for part in daemon little descriptors protect handlers streams growing quiet storm; do
         if [ "$malloc" != glibc ] && [ "$part" != storm ] && [ "$part" != quiet ]; then long=yes; fi
         add "forks/$part/$malloc" 90 program_over "$malloc" forks "$part"
@@ -175,7 +175,7 @@ add ends 60 program_over glibc ends
 add ends/nobody 60 program_as_nobody ends
 add stragglers 60 program_over glibc stragglers 10
 add stragglers/nobody 60 program_as_nobody stragglers 10
-add storm/nobody 60 program_as_nobody storm 100000
+add storm/nobody 60 program_as_nobody storm "$(scaled 100000)"
 add forks/nobody 60 program_as_nobody forks quiet
 add moves 120 program_over glibc moves
 add moves/nobody 120 program_as_nobody moves
