@@ -1,13 +1,16 @@
 # shellcheck shell=bash disable=SC2154,SC2034
 # The test binaries that cargo built, as they run on the machine itself. Sourced by scripts/test-real.sh in guests.
 
-# unit NAME ARGUMENT...: the binary, with the tests that are named in it left out.
+# unit NAME: one of the binaries.
 unit() {
-    local name=$1
-    shift
     cd "$work" || exit
-    RUST_BACKTRACE=0 "$target/guest-tests/$name" "$@" 2>&1 || fail "status $?"
-    echo "passed"
+    RUST_BACKTRACE=0 "$root/target/guest-tests/$1" >"$work/out" 2>&1 || {
+        local status=$?
+        # Only what the failed ones have printed.
+        sed -n '/^failures:/,$p' "$work/out"
+        fail "status $status: $(tail -n 5 "$work/out")"
+    }
+    grep '^test result' "$work/out" | sed 's/test result: ok. //'
 }
 
 for binary in "$root"/target/guest-tests/*; do
