@@ -134,12 +134,12 @@ limited_group() {
 }
 
 # What that file has: memory.high, or whether the OOM killer is off.
-control() {
+control_text() {
     sed 's/oom_kill_disable //; q' "$group/$control"
 }
 
 control_is() {
-    [ "$(control)" = "$1" ]
+    [ "$(control_text)" = "$1" ]
 }
 
 control_is_not() {
@@ -159,14 +159,14 @@ eventually() {
 # start_watch [INTERVAL]: starts a watch over the group as $watch, and waits until it holds it. What it says goes to $work/log.
 start_watch() {
     local before
-    before=$(control)
+    before=$(control_text)
     "$pagecrew" trim --watch --cgroup "$group" --interval "${1:-1s}" >/dev/null 2>"$work/log" &
     watch=$!
     eventually control_is_not "$before" || fail "the group is not held"
 }
 
-# in_group COMMAND...: runs it in the group.
-in_group() {
+# in_limited_group COMMAND...: runs it in the group.
+in_limited_group() {
     (echo "$BASHPID" >"$group/cgroup.procs" && exec "$@") 2>/dev/null
 }
 
@@ -176,24 +176,24 @@ in_vain() {
 
 # The source's case: twice as much in huge pages as the group may have, a fourteenth of it used. Killed on the stock kernel.
 sparse() {
-    in_group "$programs/sparse" 128 "$1"
+    in_limited_group "$programs/sparse" 128 "$1"
 }
 
 trim_hold() {
     limited_group
     local before status=0
-    before=$(control)
+    before=$(control_text)
     sparse 1 || status=$?
     [ "$status" -eq 137 ] || skip "this kernel doesn't kill what is to be saved (status $status)"
     start_watch
     sparse 4 || fail "status $?"
     kill "$watch"
     wait "$watch" || fail "the watch ended with status $?"
-    eventually control_is "$before" || fail "the group's control is $(control), and was $before"
+    eventually control_is "$before" || fail "the group's control is $(control_text), and was $before"
     # Where nothing can be given back, the kernel has its way.
     start_watch
     status=0
-    in_group "$programs/sparse" 128 1 dense || status=$?
+    in_limited_group "$programs/sparse" 128 1 dense || status=$?
     [ "$status" -eq 137 ] || fail "a program that needs more than it may have ended with status $status"
     [ "$(in_vain)" -eq 1 ] || fail "the watch has said $(in_vain) times that there is nothing to give back"
     # That was this once.
@@ -212,11 +212,11 @@ ticks() {
 # watched SECONDS: watches the watch for so long. $used is the ticks that it has used; it may not change the group.
 watched() {
     local was _
-    was=$(control)
+    was=$(control_text)
     used=-$(ticks)
     for _ in $(seq "$1"); do
         sleep 1
-        control_is "$was" || fail "the group's control goes from $was to $(control)"
+        control_is "$was" || fail "the group's control goes from $was to $(control_text)"
     done
     used=$((used + $(ticks)))
 }
@@ -236,10 +236,10 @@ fill_with_cache() {
     local source file=$root/target/tests/cache
     for source in /dev/[svx]d[a-z] /dev/nvme*n1 "$file"; do
         # Page cache belongs to the group that reads or writes first.
-        if [ "$source" = "$file" ]; then in_group head -c 192M /dev/zero >"$file"; fi
+        if [ "$source" = "$file" ]; then in_limited_group head -c 192M /dev/zero >"$file"; fi
         [ -r "$source" ] || continue
         # A disk that nobody has open has no page cache.
-        in_group bash -c "exec 3<$source; while dd if=$source of=/dev/null bs=1M count=192; do :; done" &
+        in_limited_group bash -c "exec 3<$source; while dd if=$source of=/dev/null bs=1M count=192; do :; done" &
         if eventually is_cached 48; then return; fi
         kill $! 2>/dev/null || true
     done
@@ -253,7 +253,7 @@ trim_hold_cache() {
     at_exit "kill \$(jobs -p) 2>/dev/null || true; rm -f $root/target/tests/cache; eventually rmdir $group 2>/dev/null || true"
     fill_with_cache
     local before used _
-    before=$(control)
+    before=$(control_text)
     start_watch 10s
     sleep 3
     # On an emulated machine that is busy with other things, a tick is more than a tick; then once more.
@@ -268,7 +268,7 @@ trim_hold_cache() {
     [ "$(in_vain)" -eq 0 ] || fail "the watch has said $(in_vain) times that there is nothing to give back"
     kill "$watch"
     wait "$watch" || fail "the watch ended with status $?"
-    eventually control_is "$before" || fail "the group's control is $(control), and was $before"
+    eventually control_is "$before" || fail "the group's control is $(control_text), and was $before"
     echo "$control, $used ticks of CPU in 20 s"
 }
 
@@ -276,11 +276,11 @@ trim_hold_cache() {
 trim_hold_killed() {
     limited_group
     local before signal
-    before=$(control)
+    before=$(control_text)
     start_watch
     kill -9 "$watch"
     wait "$watch" 2>/dev/null || true
-    eventually control_is "$before" || fail "the group's control is $(control), and was $before"
+    eventually control_is "$before" || fail "the group's control is $(control_text), and was $before"
     if [ "$control" != memory.high ]; then
         echo "$control"
         return
@@ -296,7 +296,7 @@ trim_hold_killed() {
         kill -"$signal" "$watch"
         wait "$watch" 2>/dev/null || true
         sleep 0.5
-        control_is 41943040 || fail "memory.high is $(control) after SIG$signal, and somebody else had set 40 MiB"
+        control_is 41943040 || fail "memory.high is $(control_text) after SIG$signal, and somebody else had set 40 MiB"
     done
     echo "$control"
 }
