@@ -21,7 +21,7 @@ machine_debian13() {
     options=(-object memory-backend-ram,id=m0,size=2G -object memory-backend-ram,id=m1,size=2G
         -numa node,nodeid=0,cpus=0-1,memdev=m0 -numa node,nodeid=1,cpus=2-3,memdev=m1)
     tests=("${everything[@]}")
-    short_tests=(feature sequences family/glibc trim/hold numa/spans)
+    short_tests=(feature sequences family/glibc trim/hold/killed numa/frames numa/policy)
 }
 
 machine_debian12() {

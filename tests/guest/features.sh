@@ -126,7 +126,9 @@ feature_trim() {
 
 # The same by the program's own watcher, which takes no right.
 feature_trim_own() {
-    EXPECT_PAGECREW=1 "$pagecrew" run --trim on -- "$programs/probe" sparse-block 60 >"$work/probe" || fail "status $?: $(cat "$work/probe")"
+    local seconds=2
+    if says_ok "zero part of huge pages"; then seconds=60; fi
+    EXPECT_PAGECREW=1 "$pagecrew" run --trim on -- "$programs/probe" sparse-block "$seconds" >"$work/probe" || fail "status $?: $(cat "$work/probe")"
     if says_ok "zero part of huge pages"; then
         [ "$(sed -n 's/ after//p' "$work/probe")" -le 64 ] || fail "ok, and nothing went: $(cat "$work/probe")"
         echo "works: $(tr '\n' ' ' <"$work/probe")MiB"
