@@ -28,7 +28,7 @@ machine_debian12() {
     about='x86-64, 2 CPUs, cgroup v2'
     release=bookworm-amd64 append="psi=1"
     tests=("${everything[@]}")
-    short_tests=(feature sequences family/glibc exit/glibc)
+    short_tests=(feature sequences family/glibc)
 }
 
 # Node 2 has no memory, node 3 no CPU.
