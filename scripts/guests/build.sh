@@ -99,7 +99,7 @@ without_debug() {
 # stripped DIRECTORY COPY: the test binaries that cargo's messages on standard input name, without what only debuggers read. Those that
 # read the sources are left out.
 stripped() {
-    local directory=$1 strip=$2 name path
+    local directory=$1 copy=$2 name path
     rm -rf "$directory/guest-tests"
     mkdir -p "$directory/guest-tests"
     python3 -c '
@@ -114,7 +114,7 @@ for line in sys.stdin:
 ' | while read -r name path; do
         case $name in
         bench* | *-golden | *-layers | *-corpus) ;;
-        *) "$strip" "$path" "$directory/guest-tests/$name" ;;
+        *) "$copy" "$path" "$directory/guest-tests/$name" ;;
         esac
     done
 }

@@ -74,7 +74,7 @@ static void sparse_block(unsigned seconds) {
     free(block);
 }
 
-// A process that keeps what it frees for less than `seconds` once the control group is full of something else: MiB kept then.
+// Memory that was freed and is kept, until it goes back or `seconds` are over: MiB that are resident before and after.
 static void kept(unsigned seconds) {
     char *blocks[16];
     for (int i = 0; i < 16; i++) fill((blocks[i] = malloc(8 * MIB)), 8 * MIB, 1, true);

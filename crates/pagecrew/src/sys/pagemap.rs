@@ -260,7 +260,7 @@ fn huge_pages_by_flags(pagemap: &Pagemap, range: Range, mut each: impl FnMut(Ran
         if number == 0 {
             return Err(Errno(libc::EPERM));
         }
-        // The first page of a huge one: a file of small pages in a row has none with this alignment and these flags.
+        // A huge page begins at a frame that is aligned to its size.
         if number.is_multiple_of(HUGE_PAGE_SIZE / PAGE_SIZE) && flags.entry(number)? & (HUGETLB | TRANSPARENT) != 0 {
             each(Range { start, len: HUGE_PAGE_SIZE });
         }
