@@ -93,7 +93,7 @@ boot() {
     local name=$1 log=$results/$1.log console=$results/$1.console status=0 line counts
     shift
     # What a machine is; see machines.sh.
-    local about='' architecture=x86_64 release=trixie-amd64 kernel_package=linux-image-cloud-amd64 cpus=2 memory=4G append='' userland=whole
+    local about='' architecture=x86_64 release=trixie-amd64 kernel_package=linux-image-cloud-amd64 cpus=2 sockets=1 memory=4G append='' userland=whole
     local swap=no limit=3600 patience=10 options=() tests=() short_tests=()
     "machine_${name//-/_}"
     if [ "$short" = yes ]; then tests=("${short_tests[@]}"); fi
@@ -117,7 +117,7 @@ boot() {
     truncate --size 2G "$results/$name.disk"
     truncate --size 1G "$results/$name.swap"
     timeout --foreground "$limit" bash -c "$(declare -f qemu); cache=$cache; qemu \"\$@\"" qemu "$architecture" \
-        "${accelerate[@]}" -smp "$cpus" -m "$memory" "${options[@]}" -nodefaults -nographic -serial stdio -no-reboot \
+        "${accelerate[@]}" -smp "$cpus,sockets=$sockets" -m "$memory" "${options[@]}" -nodefaults -nographic -serial stdio -no-reboot \
         -drive "file=$results/$name.disk,format=raw,if=none,id=disk,cache=unsafe" -device virtio-blk-pci,drive=disk \
         -drive "file=$results/$name.swap,format=raw,if=none,id=swap,cache=unsafe" -device virtio-blk-pci,drive=swap \
         -kernel "$cache/kernel-$release-$kernel_package/vmlinuz" -initrd "$results/$name.initramfs" \

@@ -1,5 +1,5 @@
 # The machines of guests.sh. Each is a function that sets what differs from the plain one (see `boot`):
-#   about (a line), architecture, release, kernel_package, cpus, memory, append (the kernel's command line), options (QEMU's), userland (whole, or bare:
+#   about (a line), architecture, release, kernel_package, cpus, sockets, memory, append (the kernel's command line), options (QEMU's), userland (whole, or bare:
 #   without compiler and Python), swap, limit (seconds), tests, short_tests (those of `guests.sh --short`).
 # Sourced by guests.sh.
 # shellcheck shell=bash disable=SC2034,SC2054
@@ -17,7 +17,7 @@ everything=(feature unit sequences "${of_run[@]}" trim "${of_pool[@]}" numa)
 
 machine_debian13() {
     about='x86-64, 4 CPUs, 2 nodes, cgroup v2, swap'
-    cpus=4 swap=yes append="psi=1"
+    cpus=4 sockets=2 swap=yes append="psi=1"
     options=(-object memory-backend-ram,id=m0,size=2G -object memory-backend-ram,id=m1,size=2G
         -numa node,nodeid=0,cpus=0-1,memdev=m0 -numa node,nodeid=1,cpus=2-3,memdev=m1)
     tests=("${everything[@]}")
@@ -34,7 +34,7 @@ machine_debian12() {
 # Node 2 has no memory, node 3 no CPU.
 machine_nodes() {
     about='x86-64, 8 CPUs, 4 nodes: one without memory, one without CPUs'
-    cpus=8 memory=6G append="psi=1"
+    cpus=8 sockets=8 memory=6G append="psi=1"
     options=(-object memory-backend-ram,id=m0,size=2G -object memory-backend-ram,id=m1,size=2G -object memory-backend-ram,id=m3,size=2G
         -numa node,nodeid=0,cpus=0-2,memdev=m0 -numa node,nodeid=1,cpus=3-5,memdev=m1 -numa node,nodeid=2,cpus=6-7
         -numa node,nodeid=3,memdev=m3
