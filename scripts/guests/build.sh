@@ -34,7 +34,7 @@ userland() {
     rm -rf "$root"
 }
 
-bare_packages=(base-files base-passwd bash busybox-static coreutils dash findutils grep libc-bin libgcc-s1 mawk mount procps sed util-linux)
+bare_packages=(base-files base-passwd bash busybox-static coreutils dash diffutils findutils grep libc-bin libgcc-s1 mawk mount procps sed util-linux)
 whole_packages=("${bare_packages[@]}" e2fsprogs gcc libc6-dev numactl python3 strace)
 
 # The product, the test binaries (in guest-tests, by name) and the C programs (in tests) for the architecture, below the directory.

@@ -6,8 +6,9 @@
 
 #define THREADS 3
 #define LIVE (64 * MIB)
-// Blocks of 64 MiB, of which each thread takes so many.
+// What each thread takes while others fork, and the most times.
 #define GROWTH 60
+#define GROWN (64 * MIB)
 
 extern char **environ;
 
@@ -295,11 +296,17 @@ static void with_streams(void) {
     CHECK(fclose(stream) == 0);
 }
 
+// How often each thread takes GROWN: what merges into a mapping larger than all memory, the kernel lets nobody fork with.
+static size_t growth(void) {
+    size_t fits = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE) / 2 / (THREADS * GROWN);
+    return fits < GROWTH ? fits : GROWTH;
+}
+
 // Takes address space all the time: whoever forks meanwhile may do so while these threads have more of it made accessible.
 static void *grow(void *argument) {
     (void)argument;
-    for (int i = 0; i < GROWTH; i++) {
-        CHECK(malloc(64 * MIB));
+    for (size_t i = 0; i < growth(); i++) {
+        CHECK(malloc(GROWN));
         // A thread that others take the CPU from is in the middle of that for a while.
         if (i % 4 == 0) sched_yield();
         atomic_fetch_add(&rounds_done, 1);
@@ -310,12 +317,12 @@ static void *grow(void *argument) {
 static void beside_growth(void) {
     pthread_t threads[THREADS];
     for (uintptr_t i = 0; i < THREADS; i++) CHECK(pthread_create(&threads[i], NULL, grow, NULL) == 0);
-    for (int round = 0; atomic_load(&rounds_done) < THREADS * GROWTH; round++) {
+    for (int round = 0; atomic_load(&rounds_done) < THREADS * growth(); round++) {
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {
             alarm(20);
-            for (int i = 0; i < 4; i++) CHECK(malloc(64 * MIB));
+            for (int i = 0; i < 4; i++) CHECK(malloc(GROWN));
             _exit(round % 100);
         }
         expect_status(child, round % 100);
