@@ -10,7 +10,8 @@
 #   --table   makes docs/platforms.md of the last run of every machine, and boots none
 #   --list    prints the machines
 #
-# One line a test, as test-real.sh prints them, behind the name of the machine. The whole output of a machine is in target/guests/.
+# One line a test, as test-real.sh prints them, behind the name of the machine. The output of a machine's last whole run is in
+# target/guests/NAME.log, that of single tests that ran again since in NAME.again.log, and that of --short in NAME.short.log.
 # Status 1 if a test failed or a machine hung.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -92,11 +93,21 @@ plain() {
 boot() {
     local name=$1 log=$results/$1.log console=$results/$1.console status=0 line counts
     shift
+    if [ "$short" = yes ]; then
+        log=$results/$name.short.log
+    elif [ "$#" -gt 0 ]; then
+        log=$results/$name.again.log
+    elif [ -z "$command" ]; then
+        rm -f "$log" "$results/$name.again.log"
+    fi
     # What a machine is; see machines.sh.
     local about='' architecture=x86_64 release=trixie-amd64 kernel_package=linux-image-cloud-amd64 cpus=2 sockets=1 memory=4G append='' userland=whole
     local swap=no limit=3600 patience=10 options=() tests=() short_tests=()
     "machine_${name//-/_}"
-    if [ "$short" = yes ]; then tests=("${short_tests[@]}"); fi
+    if [ "$short" = yes ]; then
+        tests=("${short_tests[@]}")
+        rm -f "$log"
+    fi
     if [ "$#" -gt 0 ]; then tests=("$@"); fi
     kernel "kernel-$release-$kernel_package" "$release" "$kernel_package"
     initramfs "$name" "${tests[@]}"
@@ -114,6 +125,8 @@ boot() {
         options+=(-machine virt -cpu "max,sve=off,pauth-impdef=on")
         append="console=ttyAMA0 $append"
     fi
+    local commit
+    commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)$(git diff --quiet HEAD 2>/dev/null || echo ' and changes')
     truncate --size 2G "$results/$name.disk"
     truncate --size 1G "$results/$name.swap"
     timeout --foreground "$limit" bash -c "$(declare -f qemu); cache=$cache; qemu \"\$@\"" qemu "$architecture" \
@@ -128,18 +141,17 @@ boot() {
             esac
         done || status=$?
     rm -f "$results/$name.disk" "$results/$name.swap" "$results/$name.initramfs"
-    {
-        echo "machine: $name"
-        echo "about: $about"
-        echo "date: $(date --utc +%Y-%m-%d)"
-        echo "commit: $(git rev-parse --short HEAD 2>/dev/null || echo unknown)$(git diff --quiet HEAD 2>/dev/null || echo ' and changes')"
-        echo "short: $short$([ "$#" -eq 0 ] || echo ', some tests')"
-        cat "$console"
-    } >"$log"
     if [ -n "$command" ]; then
         cat "$console"
         return
     fi
+    {
+        echo "machine: $name"
+        echo "about: $about"
+        echo "date: $(date --utc +%Y-%m-%d)"
+        echo "commit: $commit"
+        cat "$console"
+    } >>"$log"
     counts=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$console" | tail -n 1) || true
     if [ -z "$counts" ] || ! grep -q '^guest: over' "$console"; then
         echo "$name did not come to its end (status $status, limit $limit s); its last lines:" >&2

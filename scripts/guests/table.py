@@ -29,18 +29,27 @@ FEATURES = {
 }
 
 
-class Machine:
-    """What one machine has printed."""
+def tests_of(text):
+    """The last result of each test, and what it said."""
+    return {match[1]: (match[2], match[3]) for match in map(LINE.match, text.splitlines()) if match}
 
-    def __init__(self, name, text):
+
+def commits_of(text):
+    return ", ".join(dict.fromkeys(re.findall(r"^commit: (.*)$", text, re.MULTILINE)))
+
+
+class Machine:
+    """What one machine has printed: in its last whole run, and where single tests ran again since, what these said last."""
+
+    def __init__(self, name, text, again):
         self.name = name
         self.fields = dict(re.findall(r"^(\w+): (.*)$", text.split("\nguest:")[0], re.MULTILINE))
         self.kernel = (re.search(r"^guest: \S+, (.*)$", text, re.MULTILINE) or [None, "did not start"])[1]
-        self.tests = {}
-        for line in text.splitlines():
-            if match := LINE.match(line):
-                self.tests[match[1]] = (match[2], match[3])
-        found = re.search(r"^doctor: (\{.*\})$", text, re.MULTILINE)
+        self.tests = tests_of(text)
+        self.again = list(tests_of(again))
+        self.again_commits = commits_of(again)
+        self.tests |= tests_of(again)
+        found = re.search(r"^doctor: (\{.*\})$", text + again, re.MULTILINE)
         self.checks = {check["name"]: check for check in json.loads(found[1])["checks"]} if found else {}
 
     def part(self, number):
@@ -102,6 +111,11 @@ def page(machines):
             result, said = machine.tests.get(f"feature/{test}", (None, ""))
             if said and (result != "ok" or not said.startswith(("works", "ready"))):
                 text += f"- {machine.name}, {title}: {said}\n"
+    if any(machine.again for machine in machines):
+        text += "\n## Run again\n\nSingle tests that ran again after a machine's whole run, and what was mended meanwhile.\n\n"
+        for machine in machines:
+            if machine.again:
+                text += f"- {machine.name}, {machine.again_commits}: {', '.join(machine.again)}\n"
     text += "\n## Skipped, and why\n\n"
     for machine in machines:
         reasons = {}
@@ -115,13 +129,15 @@ def page(machines):
 
 def main():
     results, output, names = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3:]
-    logs = [(name, results / f"{name}.log") for name in names]
-    machines = [Machine(name, log.read_text(errors="replace")) for name, log in logs if log.exists()]
-    if not machines:
-        sys.exit(f"no machine has run yet: {results} has no log; run scripts/guests.sh first")
-    for machine in machines:
-        if machine.fields.get("short") != "no":
-            sys.exit(f"{machine.name} has last run in part only; run scripts/guests.sh {machine.name}")
+
+    def read(name):
+        log = results / name
+        return log.read_text(errors="replace") if log.exists() else ""
+
+    missing = [name for name in names if not read(f"{name}.log")]
+    if missing:
+        sys.exit(f"no whole run yet of {', '.join(missing)}: run scripts/guests.sh {missing[0]}")
+    machines = [Machine(name, read(f"{name}.log"), read(f"{name}.again.log")) for name in names]
     output.write_text(page(machines))
     print(f"{output}: {len(machines)} machines", file=sys.stderr)
 
