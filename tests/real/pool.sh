@@ -191,7 +191,10 @@ pool_heap() {
 # somebody's by now.
 pool_filling() {
     needs strace
-    serve --size 64M --file 64M --cpu 100
+    # All of it on one node, however many there are.
+    local node
+    node=$(kernel_list /sys/devices/system/node/has_memory 2>/dev/null | head -n 1)
+    serve --node "${node:-0}=64M" --file 64M --cpu 100
     wait_for_ready "64 << 20"
     local filler path
     filler=$(pgrep --parent "$server")
