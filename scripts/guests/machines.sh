@@ -13,7 +13,7 @@ of_run=(family/glibc family/nobody storm/nobody forks/daemon/glibc forks/descrip
     output/buffered peak/mixed peak/threads limits/address-space/128 limits/data/128 limits/own-data limits/no-mapping-left
     limits/no-processes limits/no-proc oom)
 # Of these, what depends on nodes, processors or rights rather than on the kernel.
-few_of_run=(family/glibc family/nobody storm/nobody forks/daemon/glibc forks/handlers/glibc forks/quiet/glibc ends stragglers/nobody mappings/storm
+few_of_run=(family/glibc family/nobody storm/nobody forks/daemon/glibc forks/handlers/glibc forks/quiet/glibc stragglers/nobody mappings/storm
     limits/own-data limits/no-processes oom)
 of_pool=(pool/heap pool/filling pool/tenants pool/example pool/kills)
 everything=(feature unit sequences "${of_run[@]}" trim "${of_pool[@]}" numa)
@@ -49,7 +49,8 @@ machine_nodes() {
 machine_small() {
     about='x86-64, 2 CPUs, 512 MiB, no huge pages, PSI or restartable sequences'
     release=bookworm-amd64 memory=512M userland=bare append="psi=0 transparent_hugepage=never"
-    tests=(feature unit sequences "${of_run[@]}" pool/heap)
+    tests=(feature unit sequences "${few_of_run[@]}" limits/address-space/128 limits/data/128 limits/no-mapping-left limits/no-proc huge-pages/never
+        peak/mixed pool/heap)
 }
 
 machine_arm64() {
