@@ -4,8 +4,9 @@ use super::filler::{ANY_NODE, Done, Filler, Order, Short};
 use super::gate::{self, Gate, Signals, Verdict};
 use super::rest::Rest;
 use super::server::Shared;
-use super::state::{Condition, Filling, GivenUp, Life, Ready, Settings, State};
+use super::state::{Condition, Filling, GivenUp, Life, Ready, Settings, State, Taken};
 use super::stock::{self, Step};
+use super::store::own_user;
 use crate::sys::mount::MemoryFs;
 use crate::sys::{HUGE_PAGE_SIZE, clock, procfs, shared_file};
 use crate::trim::budget::Bucket;
@@ -15,6 +16,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -231,7 +233,7 @@ impl Keeper {
         };
         match step {
             Step::Nothing => {}
-            Step::Create { size } => match self.shared.store.create(size, self.shared.node(node)) {
+            Step::Create { size } => match self.shared.store.create(size, node, self.shared.several_nodes) {
                 Ok((id, file)) => {
                     let ready = Ready { id, file: Arc::new(file), size, filled: 0, unverified: 0 };
                     self.put(node, ready);
@@ -243,7 +245,7 @@ impl Keeper {
             },
             Step::Drop { id } => {
                 if let Some(ready) = self.take_out(node, id) {
-                    self.discard(ready);
+                    self.discard(node, ready);
                 }
             }
             Step::Resize { id, size } => {
@@ -251,7 +253,7 @@ impl Keeper {
                     let resized = self.shared.store.resize(&ready.file, size, self.shared.node(node));
                     if let Err(error) = resized {
                         (self.shared.log)(&error.to_string());
-                        self.discard(ready);
+                        self.discard(node, ready);
                         return self.wait("the size of a file could not be changed");
                     }
                     (ready.size, ready.filled) = (size, ready.filled.min(size));
@@ -287,8 +289,8 @@ impl Keeper {
     }
 
     /// Gives a file back.
-    fn discard(&self, ready: Ready) {
-        self.shared.give_back(vec![GivenUp { node: 0, keep: 0, ready }]);
+    fn discard(&self, node: usize, ready: Ready) {
+        self.shared.give_back(vec![GivenUp { node, keep: 0, ready }]);
     }
 
     /// Says why nothing is filled.
@@ -440,35 +442,32 @@ impl Keeper {
         self.look_at_taken(self.looks.is_multiple_of(LOOKS));
     }
 
-    /// Lets those go that nobody has any more; `all` of them are looked at, or those whose name is gone.
+    /// Lets those go that nobody has any more, and takes back what their owners have added to them. Whether somebody has a file open is
+    /// asked of `all`, or of those that are going.
     fn look_at_taken(&self, all: bool) {
-        let (entries, unused) = {
+        let (ids, unused) = {
             let mut state = self.shared.state();
             if all {
                 self.find_strays(&mut state);
             }
-            let wanted = |life: Life| life == Life::Going || all && life != Life::Arriving;
-            let entries: Vec<_> = state
-                .taken
-                .iter()
-                .filter(|(_, taken)| wanted(taken.life))
-                .map(|(id, taken)| (*id, taken.file.clone(), taken.size, taken.life))
-                .collect();
-            (entries, state.settings.unused.as_nanos() as u64)
+            self.open_the_rest(&mut state);
+            let ids = state.taken.iter().filter(|(_, taken)| taken.life != Life::Arriving).map(|(id, _)| *id);
+            (ids.collect::<Vec<_>>(), state.settings.unused.as_nanos() as u64)
         };
         let now = clock::now_ns();
-        for (id, file, size, life) in entries {
-            if file.metadata().is_ok_and(|facts| facts.len() as usize > size) {
-                self.too_large(id, &file, size);
-            }
-            // Where the kernel can't tell, it stays until it is released.
-            let used = || !shared_file::unused_by_others(&file).unwrap_or(false);
+        for id in ids {
+            let facts = |taken: &Taken| (taken.file.clone(), taken.life, taken.size, taken.user);
+            let found = self.shared.state().taken.get(&id).map(facts);
+            let Some((Some(file), life, size, user)) = found else { continue };
+            self.take_excess(id, &file, size, user);
             match life {
                 Life::Connection(_) | Life::Arriving => {}
-                Life::Going if used() => {}
-                Life::Going => self.shared.finish(id),
+                Life::Going => self.shared.take_back(id),
+                Life::Path(_) if !all => {}
                 Life::Path(since) => {
-                    let since = if used() { None } else { since.or(Some(now)) };
+                    // Where the kernel can't tell, it stays until it is released.
+                    let used = !shared_file::unused_by_others(&file).unwrap_or(false);
+                    let since = if used { None } else { since.or(Some(now)) };
                     let over = since.is_some_and(|since| now - since >= unused);
                     let mut state = self.shared.state();
                     // Released meanwhile?
@@ -483,35 +482,55 @@ impl Keeper {
         }
     }
 
+    /// Opens files that could not be opened when they were found.
+    fn open_the_rest(&self, state: &mut State) {
+        for taken in state.taken.values_mut().filter(|taken| taken.file.is_none()) {
+            taken.file = self.shared.store.open_taken(&taken.name, taken.life == Life::Going).map(Arc::new);
+        }
+    }
+
     /// Takes files among the taken ones in that nobody handed out: root's virtual machine monitor makes one where the name that it was told is
     /// gone again. They are their owners' until nobody has them open.
     fn find_strays(&self, state: &mut State) {
         // With the state locked: an entry goes only after its name.
-        for found in self.shared.store.taken_besides(|id| state.taken.contains_key(&id)) {
-            (self.shared.log)(&format!("user {} has made a file of his own among those that are taken", found.user));
-            let id = found.id;
-            if !state.adopt(found) {
-                self.shared.store.remove_taken(id);
+        for mut found in self.shared.store.taken_besides(|name| state.knows(name)) {
+            let Some(holding) = &mut found.entry.holding else { continue };
+            if let Some(facts) = found.file.as_ref().and_then(|file| file.metadata().ok()) {
+                (holding.size, holding.user) = (facts.len() as usize, facts.uid());
             }
+            (self.shared.log)(&format!("user {} has made a file of his own among those that are taken", holding.user));
+            state.adopt(found);
         }
     }
 
-    /// The owner of a file has made it larger, which would be memory that he was not given: it is put back to its size, and taken away
-    /// from whoever does it again and again.
-    fn too_large(&self, id: u64, file: &File, size: usize) {
+    /// The owner of a file has made it larger, or has memory reserved beyond its end, which is memory that he was not given: it goes back,
+    /// and the file is taken away from whoever does it again and again. Root, who may have all of the machine's memory, has it counted.
+    fn take_excess(&self, id: u64, file: &File, size: usize, user: u32) {
+        let Ok(facts) = file.metadata() else { return };
+        let (len, backed) = (facts.len() as usize, facts.blocks() as usize * 512);
+        if len <= size && backed <= size {
+            return;
+        }
         let mut state = self.shared.state();
+        if user == 0 || user == own_user() {
+            state.charge_more(id, len.max(backed));
+            return;
+        }
         let Some(taken) = state.taken.get_mut(&id) else { return };
         taken.offences += 1;
-        let (user, taken_away) = (taken.user, taken.offences >= OFFENCES);
+        let taken_away = taken.offences >= OFFENCES && taken.life != Life::Going;
         if taken_away {
             taken.life = Life::Going;
         }
+        let gone = taken_away || taken.offences > OFFENCES;
         drop(state);
-        let _ = file.set_len(if taken_away { 0 } else { size as u64 });
+        let keep = if gone { 0 } else { size };
+        let _ = file.set_len(keep as u64);
+        let _ = shared_file::punch_from(file, keep);
         if taken_away {
-            self.shared.store.remove_taken(id);
+            self.shared.let_go(id);
         }
-        let what = if taken_away { "taken away" } else { "put back to its size" };
+        let what = if gone { "taken away" } else { "put back to its size" };
         (self.shared.log)(&format!("user {user} has made a file larger than was handed out: it is {what}"));
     }
 }

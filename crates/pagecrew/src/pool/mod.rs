@@ -4,7 +4,7 @@
 //! filled with zeroed huge pages by the filler, a process of the idle class, within a share of a CPU, as long as the machine has memory
 //! that nobody else wants (`gate`), and not while somebody starts with what he has just taken (`rest`). A client's request makes it
 //! that client's, once: what was asked for and is not ready the client itself zeroes on the spot (`completion`). When nobody has it any
-//! more, its memory goes to the kernel.
+//! more, its memory goes to the kernel, and only when the kernel has it, it is off the books, which are the files' names (`ledger`).
 //!
 //! **Who is served.** A thread for each connection (`server`); how much each user may have is in `quota`; what is said, in `protocol`.
 //!
@@ -17,6 +17,7 @@ mod error;
 mod filler;
 pub mod gate;
 mod keeper;
+mod ledger;
 mod options;
 mod protocol;
 mod quota;

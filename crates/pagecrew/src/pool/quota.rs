@@ -101,6 +101,12 @@ impl Accounts {
         }
     }
 
+    /// `user` has one more file of `bytes`, whatever that makes: it is there.
+    pub fn put_down(&mut self, user: u32, bytes: usize) {
+        let Account { bytes: taken, files } = self.account(user);
+        self.0.insert(user, Account { bytes: taken.saturating_add(bytes), files: files + 1 });
+    }
+
     /// A file of `bytes` that `user` had is gone.
     pub fn refund(&mut self, user: u32, bytes: usize) {
         let Some(account) = self.0.get_mut(&user) else { return };

@@ -3,16 +3,17 @@
 
 use super::error::Error;
 use super::keeper::Keeper;
+use super::ledger::{Entry, Holding};
 use super::options::{Options, Sizes};
 use super::protocol::{Answer, Code, REQUEST_MOST, Request, Until};
 use super::state::{Condition, Connection, GivenUp, Life, Ready, Refusal, Settings, State, Taken};
 use super::status::{self, Facts};
-use super::store::{self, Left, Store};
+use super::store::{self, Left, Store, Waiting};
 use super::{gate, stock};
 use crate::sys::mount::MemoryFs;
 use crate::sys::sched::{self, Class};
 use crate::sys::seqpacket::{Peer, Socket};
-use crate::sys::{Errno, HUGE_PAGE_SIZE, cgroup, clock, procfs, shared_file, topology};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, cgroup, clock, procfs, topology};
 use crate::units::Bytes;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::BTreeMap;
@@ -138,15 +139,18 @@ impl Shared {
             Until::Closed => Life::Connection(connection),
             Until::Unused => Life::Path(None),
         };
-        let (node, ready, given_up) = self.reserve(peer.user, size, node)?;
+        let (node, ready, given_up) = self.reserve(peer.user, size, node, until)?;
         // Freed before the taker needs what it holds.
         self.give_back(given_up);
         self.hurry_filler(ready.id);
+        let holding = Holding { size, user: peer.user, until };
+        let entry = Entry { id: ready.id, node, holding: Some(holding) };
+        let name = entry.to_string();
         let hand_out = || {
             if ready.size != size {
                 self.store.resize(&ready.file, size, self.node(node))?;
             }
-            self.store.hand_out(ready.id, peer)
+            self.store.hand_out(&entry, &name, peer)
         };
         match hand_out() {
             Ok(file) => {
@@ -156,13 +160,14 @@ impl Shared {
                 state.counters.bytes_taken += size as u64;
                 state.counters.bytes_ready_at_take += ready.filled.min(size) as u64;
                 drop(state);
-                let path = self.store.taken_path(ready.id).to_string_lossy().into_owned();
+                let path = self.store.taken_path(&name).to_string_lossy().into_owned();
                 let backing = self.store.kind().into();
                 Ok((Answer::Taken { size, ready: ready.filled.min(size), node, backing, path }, file))
             }
             Err(error) => {
-                self.store.remove_ready(ready.id);
-                self.finish(ready.id);
+                self.store.remove_ready(ready.id, node);
+                self.state().taken.entry(ready.id).and_modify(|taken| taken.life = Life::Going);
+                self.let_go(ready.id);
                 (self.log)(&error.to_string());
                 Err(Refusal(Code::Failed, error.to_string()))
             }
@@ -177,7 +182,13 @@ impl Shared {
     }
 
     /// Decides what a request gets and puts it down to `user`: a file that waits or a new one, and those that are given up for it.
-    fn reserve(&self, user: u32, size: usize, node: Option<usize>) -> Result<(usize, Ready, Vec<GivenUp>), Refusal> {
+    fn reserve(
+        &self,
+        user: u32,
+        size: usize,
+        node: Option<usize>,
+        until: Until,
+    ) -> Result<(usize, Ready, Vec<GivenUp>), Refusal> {
         let mut state = self.state();
         let state = &mut *state;
         let node = match node {
@@ -218,7 +229,7 @@ impl Shared {
         };
         let ready = match chosen {
             Some(ready) => ready,
-            None => match self.store.create(size, self.node(node)) {
+            None => match self.store.create(size, node, self.several_nodes) {
                 Ok((id, file)) => Ready { id, file: Arc::new(file), size, filled: 0, unverified: 0 },
                 Err(error) => {
                     state.accounts.refund(user, size);
@@ -226,10 +237,10 @@ impl Shared {
                 }
             },
         };
-        let file = ready.file.clone();
-        let life = Life::Arriving;
-        let entry = Taken { file, size, user, node, life, offences: 0, completing: filled < size };
-        state.taken.insert(ready.id, entry);
+        let name = Entry { id: ready.id, node, holding: Some(Holding { size, user, until }) }.to_string();
+        let (file, life) = (Some(ready.file.clone()), Life::Arriving);
+        let taken = Taken { file, name, size, user, node, life, offences: 0, completing: filled < size };
+        state.taken.insert(ready.id, taken);
         Ok((node, ready, given_up))
     }
 
@@ -277,7 +288,7 @@ impl Shared {
                     node.waiting.push(ready);
                 }
             } else {
-                self.store.remove_ready(ready.id);
+                self.store.remove_ready(ready.id, node);
             }
         }
         self.state().counters.given_back_bytes += bytes as u64;
@@ -286,41 +297,45 @@ impl Shared {
 
     fn release(&self, peer: Peer, path: &Path) -> Result<Answer, Refusal> {
         let none = || Refusal(Code::NotFound, format!("{} is not a file that is taken from this pool", path.display()));
-        let id = self.store.taken_id(path).ok_or_else(none)?;
-        let size = {
+        let name = self.store.taken_name(path).ok_or_else(none)?;
+        let (id, size) = {
             let mut state = self.state();
-            let taken = state.taken.get_mut(&id).filter(|taken| taken.life != Life::Going).ok_or_else(none)?;
+            let of_name = |(_, taken): &(&u64, &mut Taken)| taken.name == name && taken.life != Life::Going;
+            let (&id, taken) = state.taken.iter_mut().find(of_name).ok_or_else(none)?;
             if peer.user != taken.user && peer.user != 0 {
                 return Err(Refusal(Code::Denied, format!("{} is another user's", path.display())));
             }
             taken.life = Life::Going;
+            let size = taken.size;
             state.counters.released += 1;
-            state.taken.get(&id).map_or(0, |taken| taken.size)
+            (id, size)
         };
         self.let_go(id);
         Ok(Answer::Released { size })
     }
 
-    /// Takes away the name of a file that is [`Life::Going`], and all of it if nobody has it open any more.
+    /// Takes a file that is [`Life::Going`] from its owner, and all of its memory back if nobody has it open any more.
     pub fn let_go(&self, id: u64) {
-        self.store.remove_taken(id);
-        let file = self.state().taken.get(&id).map(|taken| taken.file.clone());
-        if file.is_some_and(|file| shared_file::unused_by_others(&file).unwrap_or(false)) {
-            self.finish(id);
-        }
+        let Some(name) = self.state().taken.get(&id).map(|taken| taken.name.clone()) else { return };
+        // One that is not there any more was removed by root's own hand.
+        let _ = self.store.seize(&name);
+        self.take_back(id);
         self.wake_keeper();
     }
 
-    /// Forgets a taken file, whose memory goes back here and now unless somebody has it.
-    pub fn finish(&self, id: u64) {
-        let taken = self.state().forget(id);
-        drop(taken);
+    /// Forgets a file that is [`Life::Going`], once the kernel has all of its memory back: not while somebody has it open.
+    pub fn take_back(&self, id: u64) {
+        let found = self.state().taken.get(&id).map(|taken| (taken.name.clone(), taken.file.clone()));
+        if let Some((name, Some(file))) = found
+            && self.store.take_back(&name, &file)
+        {
+            let taken = self.state().forget(id);
+            drop(taken);
+        }
     }
 
     fn resize(&self, peer: Peer, size: usize, node: Option<usize>) -> Result<Answer, Refusal> {
-        // SAFETY: takes nothing and cannot fail.
-        let own = unsafe { libc::geteuid() };
-        if peer.user != 0 && peer.user != own {
+        if peer.user != 0 && peer.user != store::own_user() {
             return Err(Refusal(Code::Denied, "resizing a pool takes root, or the user that serves it".into()));
         }
         if !size.is_multiple_of(HUGE_PAGE_SIZE) {
@@ -369,10 +384,10 @@ impl Shared {
             if sent.is_err() {
                 // Nobody has heard of the file.
                 if let Answer::Taken { path, .. } = answer
-                    && let Some(id) = self.store.taken_id(Path::new(&path))
+                    && let Some(entry) = self.store.taken_name(Path::new(&path)).and_then(Entry::read)
                 {
-                    self.state().taken.entry(id).and_modify(|taken| taken.life = Life::Going);
-                    self.let_go(id);
+                    self.state().taken.entry(entry.id).and_modify(|taken| taken.life = Life::Going);
+                    self.let_go(entry.id);
                 }
                 break;
             }
@@ -533,33 +548,28 @@ impl Server {
         Progress { ready: state.ready(), size: state.settings.sizes.values().sum(), waiting }
     }
 
-    /// Stops: what is ready goes back, and what is taken stays with those who have it. Returns the number of files that were taken and
-    /// that nobody has opened yet: these stay where they are, for the next server to take over; without any, the mount goes, too.
+    /// Stops: what is ready goes back, and what is taken stays with those who have it. Returns the number of files that are taken: these stay
+    /// where they are, for the next server to take over, which knows whose they are; without any, the mount goes, too.
     ///
     /// # Errors
     /// If the mount can't be removed.
     pub fn stop(mut self) -> Result<usize, Error> {
         self.end_threads();
         let shared = &self.shared;
-        let (waiting, taken) = {
+        let (waiting, going) = {
             let mut state = shared.state();
-            let waiting: Vec<Ready> = state.nodes.values_mut().flat_map(|node| node.waiting.drain(..)).collect();
-            let taken: Vec<(u64, Arc<File>, Life)> =
-                state.taken.iter().map(|(id, taken)| (*id, taken.file.clone(), taken.life)).collect();
-            state.taken.clear();
-            (waiting, taken)
+            let waiting: Vec<(usize, Ready)> = state
+                .nodes
+                .iter_mut()
+                .flat_map(|(&number, node)| node.waiting.drain(..).map(move |ready| (number, ready)))
+                .collect();
+            let going = state.taken.iter().filter(|(_, taken)| taken.life == Life::Going);
+            (waiting, going.map(|(id, _)| *id).collect::<Vec<_>>())
         };
-        waiting.iter().for_each(|ready| shared.store.remove_ready(ready.id));
+        waiting.iter().for_each(|(node, ready)| shared.store.remove_ready(ready.id, *node));
         drop(waiting);
-        let mut left = 0;
-        for (id, file, life) in taken {
-            // Who has it needs no name for it; who was only told of it does.
-            if life != Life::Going && shared_file::unused_by_others(&file).unwrap_or(false) {
-                left += 1;
-            } else {
-                shared.store.remove_taken(id);
-            }
-        }
+        going.into_iter().for_each(|id| shared.take_back(id));
+        let left = shared.state().taken.len();
         if left == 0 {
             shared.store.close()?;
         }
@@ -590,26 +600,15 @@ impl Drop for Server {
     }
 }
 
-/// Takes over what a former server left: what waited waits, once the filler has looked at it, and what was taken stays taken.
+/// Takes over what a former server left: what waited waits, once the filler has looked at it, and what was taken is whose it was.
 fn adopt(state: &mut State, left: Left, store: &Store) {
-    let first = state.nodes.keys().next().copied().unwrap_or(0);
-    // Which of several nodes a file's memory is of, nobody has written down.
-    let only = state.nodes.len() == 1;
-    for found in left.ready {
-        match state.nodes.get_mut(&first).filter(|_| only) {
-            Some(node) => {
-                let file = Arc::new(found.file);
-                node.waiting.push(Ready { id: found.id, file, size: found.size, filled: 0, unverified: 0 });
-            }
-            None => store.remove_ready(found.id),
+    for Waiting { id, node, file, size } in left.ready {
+        match state.nodes.get_mut(&node) {
+            Some(of) => of.waiting.push(Ready { id, file: Arc::new(file), size, filled: 0, unverified: 0 }),
+            None => store.remove_ready(id, node),
         }
     }
-    for found in left.taken {
-        let id = found.id;
-        if !state.adopt(found) {
-            store.remove_taken(id);
-        }
-    }
+    left.taken.into_iter().for_each(|found| state.adopt(found));
 }
 
 fn listen(options: &Options) -> Result<Socket, Error> {

@@ -1,6 +1,7 @@
 //! What a server knows: the files that wait and those that are taken, who has what, and what was done. Kept under one lock, which nobody
 //! holds while memory is allocated, zeroed or freed.
 
+use super::ledger::{Entry, Holding};
 use super::protocol::Code;
 use super::quota::{Accounts, Quotas};
 use super::stock::{self, Demand, Waiting};
@@ -49,8 +50,10 @@ pub(super) struct GivenUp {
 /// A file that somebody has, until nobody has.
 #[derive(Debug)]
 pub(super) struct Taken {
-    /// The server's own descriptor, by which it sees whether others have one.
-    pub file: Arc<File>,
+    /// The server's own descriptor, by which it sees whether others have one. `None` as long as the owner keeps it from being opened.
+    pub file: Option<Arc<File>>,
+    /// The file's name, which says the rest.
+    pub name: String,
     pub size: usize,
     pub user: u32,
     pub node: usize,
@@ -70,7 +73,7 @@ pub(super) enum Life {
     Connection(u64),
     /// Until nobody has had it open for the time that the settings say; since when that is so.
     Path(Option<u64>),
-    /// Its name is gone, and so is it when nobody has it open.
+    /// It is to be its owner's no longer, and goes when nobody has it open any more.
     Going,
 }
 
@@ -219,7 +222,8 @@ impl State {
     pub fn promised(&mut self) -> usize {
         let mut promised = 0;
         for taken in self.taken.values_mut().filter(|taken| taken.completing) {
-            let backed = shared_file::backed_bytes(&taken.file).unwrap_or(taken.size);
+            let backed =
+                taken.file.as_deref().map_or(taken.size, |file| shared_file::backed_bytes(file).unwrap_or(taken.size));
             promised += taken.size.saturating_sub(backed);
             taken.completing = backed < taken.size;
         }
@@ -277,17 +281,34 @@ impl State {
         given_up
     }
 
-    /// Puts a file that is there down to its user, whatever the quota says. Returns whether that was possible: not where the user has too
-    /// many files.
-    pub fn adopt(&mut self, found: Found) -> bool {
-        let Found { id, file, size, user } = found;
-        let charged = self.accounts.charge(user, size, None).is_ok();
-        if charged {
-            let node = self.nodes.keys().next().copied().unwrap_or(0);
-            let (file, life) = (Arc::new(file), Life::Path(None));
-            self.taken.insert(id, Taken { file, size, user, node, life, offences: 0, completing: false });
+    /// Puts a file that is there down to its user, whatever the quota says.
+    pub fn adopt(&mut self, found: Found) {
+        let Found { name, entry: Entry { id, node, holding }, file, going } = found;
+        let Some(Holding { size, user, .. }) = holding else { return };
+        let file = file.map(Arc::new);
+        // The connection that a file was to stay for has ended with the former server.
+        let life = if going { Life::Going } else { Life::Path(None) };
+        let taken = Taken { file, name, size, user, node, life, offences: 0, completing: false };
+        if let Some(before) = self.taken.insert(id, taken) {
+            // Twice the same name, in two places: root has made one of them.
+            self.accounts.refund(before.user, before.size);
         }
-        charged
+        self.accounts.put_down(user, size);
+    }
+
+    /// Counts a file as `size` bytes of its user's, if that is more than it was counted as.
+    pub fn charge_more(&mut self, id: u64, size: usize) {
+        if let Some(taken) = self.taken.get_mut(&id).filter(|taken| taken.size < size) {
+            self.accounts.refund(taken.user, taken.size);
+            self.accounts.put_down(taken.user, size);
+            taken.size = size;
+        }
+    }
+
+    /// Whether the file of this name is known.
+    pub fn knows(&self, name: &str) -> bool {
+        let entry = Entry::read(name).and_then(|entry| self.taken.get(&entry.id));
+        entry.map_or_else(|| self.taken.values().any(|taken| taken.name == name), |taken| taken.name == name)
     }
 
     /// Takes the entry of a taken file out, which is its user's no longer.
@@ -304,6 +325,7 @@ pub(super) struct Refusal(pub Code, pub String);
 
 #[cfg(test)]
 mod tests {
+    use super::super::protocol::Until;
     use super::*;
     use proptest::prelude::*;
 
@@ -320,6 +342,12 @@ mod tests {
 
     fn file() -> Arc<File> {
         Arc::new(File::open("/dev/null").unwrap())
+    }
+
+    /// A file of `user`'s, as a former server left it.
+    fn found(id: u64, size: usize, user: u32) -> Found {
+        let entry = Entry { id, node: 0, holding: Some(Holding { size, user, until: Until::Unused }) };
+        Found { name: entry.to_string(), entry, file: None, going: false }
     }
 
     #[test]
@@ -348,7 +376,7 @@ mod tests {
         state.nodes.get_mut(&0).unwrap().waiting.extend([waiting(1, 16, 4), waiting(2, 8, 8)]);
         assert_eq!(state.room(20 * PAGE), 8 * PAGE);
         // Whoever has a file may touch all of it, whatever is backed now; of any size, where root has made it.
-        state.adopt(Found { id: 3, file: File::open("/dev/null").unwrap(), size: 3 * PAGE + 1, user: 0 });
+        state.adopt(found(3, 3 * PAGE + 1, 0));
         assert_eq!((state.room(20 * PAGE), state.room(8 * PAGE)), (4 * PAGE, 0));
         // What the filler is about to back is left to it as long as there is room.
         assert!(state.give_up_filling(0).is_none());
@@ -368,6 +396,8 @@ mod tests {
     enum Event {
         Put { node: usize, pages: usize, filled: usize },
         Take { node: usize, user: u32, pages: usize },
+        Adopt { id: u64, user: u32, pages: usize },
+        ChargeMore { which: usize, pages: usize },
         Forget { which: usize },
         GiveUp { pages: usize, last: usize },
     }
@@ -380,6 +410,8 @@ mod tests {
                 filled: filled.min(pages)
             }),
             (0..2usize, 0..3u32, 1..20usize).prop_map(|(node, user, pages)| Event::Take { node, user, pages }),
+            (1000..1010u64, 0..3u32, 1..20usize).prop_map(|(id, user, pages)| Event::Adopt { id, user, pages }),
+            (any::<usize>(), 1..40usize).prop_map(|(which, pages)| Event::ChargeMore { which, pages }),
             any::<usize>().prop_map(|which| Event::Forget { which }),
             (0..40usize, 0..2usize).prop_map(|(pages, last)| Event::GiveUp { pages, last }),
         ]
@@ -407,9 +439,14 @@ mod tests {
                         let chosen = stock::choose(&state.nodes[&node].stock(), size);
                         let Some(ready) = chosen.and_then(|id| state.nodes.get_mut(&node)?.remove(id)) else { continue };
                         state.accounts.charge(user, size, None).unwrap();
-                        let (file, life) = (ready.file, Life::Path(None));
-                        let taken = Taken { file, size, user, node, life, offences: 0, completing: false };
+                        let (file, life, name) = (Some(ready.file), Life::Path(None), String::new());
+                        let taken = Taken { file, name, size, user, node, life, offences: 0, completing: false };
                         prop_assert!(state.taken.insert(ready.id, taken).is_none());
+                    }
+                    Event::Adopt { id, user, pages } => state.adopt(found(id, pages * HUGE_PAGE_SIZE, user)),
+                    Event::ChargeMore { which, pages } => {
+                        let id = state.taken.keys().nth(which % state.taken.len().max(1)).copied().unwrap_or(0);
+                        state.charge_more(id, pages * HUGE_PAGE_SIZE);
                     }
                     Event::Forget { which } => {
                         let id = state.taken.keys().nth(which % state.taken.len().max(1)).copied();

@@ -1,14 +1,19 @@
-//! The files of a pool: a private mount, in it those that wait and those that are taken.
+//! The files of a pool: a private mount, in it those that wait, those that are taken, and those on their way out.
 //!
-//! A file is made in `ready/`, which nobody but the server may look into, and moves to `taken/` once, when it becomes somebody's. It
-//! never moves back: what somebody may have written to goes to the kernel, which zeroes it before anybody sees it again. Numbers of files
-//! are random and of inodes never the same twice, so that who remembers one finds nothing.
+//! A file is made in `ready/`, which nobody but the server may look into, and moves to `taken/` once, when it becomes somebody's. From
+//! there it moves to `going/`, where it is nobody's but the server's again, and only when nobody has it open any more and the kernel has
+//! all of its memory back, its name goes. It never moves back: what somebody may have written to goes to the kernel, which zeroes it before
+//! anybody sees it again. Numbers of files are random and of inodes never the same twice, so that who remembers one finds nothing.
+//!
+//! What is known of a file is in its name (`ledger`).
 
 use super::error::Error;
+use super::ledger::{Entry, Holding};
 use super::options::Backing;
+use super::protocol::Until;
 use crate::sys::mount::{self, MemoryFs};
 use crate::sys::seqpacket::Peer;
-use crate::sys::shared_file::Mapped;
+use crate::sys::shared_file::{self, Mapped};
 use crate::sys::{Errno, HUGE_PAGE_SIZE, numa, procfs};
 use rustix::fs::FlockOperation;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -26,19 +31,31 @@ pub(super) struct Store {
     _lock: File,
 }
 
-/// A file that a former server left.
+/// A file that waits, as a former server left it.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct Waiting {
     pub id: u64,
+    pub node: usize,
     pub file: File,
     pub size: usize,
-    pub user: u32,
+}
+
+/// A file that somebody has.
+#[derive(Debug)]
+pub(super) struct Found {
+    /// Its name, under which it stays.
+    pub name: String,
+    pub entry: Entry,
+    /// `None` where its owner keeps everybody from opening it for the moment, by a lease. The kernel bounds that (`fs.lease-break-time`).
+    pub file: Option<File>,
+    /// Whether it is no longer its owner's.
+    pub going: bool,
 }
 
 /// What a former server left.
 #[derive(Debug, Default)]
 pub(super) struct Left {
-    pub ready: Vec<Found>,
+    pub ready: Vec<Waiting>,
     pub taken: Vec<Found>,
 }
 
@@ -51,6 +68,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
 const READY: &str = "ready";
 const TAKEN: &str = "taken";
+const GOING: &str = "going";
 
 impl Store {
     /// Takes possession of `directory`, mounts what is needed there, and finds what a former server left. At most `limit` bytes can be
@@ -67,7 +85,8 @@ impl Store {
         let found = mount::mounted_at(&mount).map_err(Error::system("looking for a mount at", &mount))?;
         if let Some(found) = found.filter(|found| !wanted.contains(found)) {
             // Another kind: only what nobody has can be cleared away.
-            let files = std::fs::read_dir(mount.join(TAKEN)).map_or(0, |entries| entries.count());
+            let count = |place| std::fs::read_dir(mount.join(place)).map_or(0, |entries| entries.count());
+            let files = count(TAKEN) + count(GOING);
             if files > 0 {
                 return Err(Error::OtherBacking { mount, files });
             }
@@ -84,7 +103,7 @@ impl Store {
             None => mount_first(&mount, &wanted, room)?,
         };
         let store = Store { mount, kind, _lock: lock };
-        for (name, mode) in [(READY, 0o700), (TAKEN, 0o711)] {
+        for (name, mode) in [(READY, 0o700), (TAKEN, 0o711), (GOING, 0o700)] {
             make_directory(&store.mount.join(name), mode)?;
         }
         let left = Left { ready: store.found_ready()?, taken: store.found_taken()? };
@@ -99,29 +118,32 @@ impl Store {
         &self.mount
     }
 
-    fn path(&self, place: &str, id: u64) -> PathBuf {
-        self.mount.join(place).join(format!("{id:016x}"))
+    fn path(&self, place: &str, name: &str) -> PathBuf {
+        self.mount.join(place).join(name)
     }
 
-    /// Where the taken file `id` is.
-    pub fn taken_path(&self, id: u64) -> PathBuf {
-        self.path(TAKEN, id)
+    fn ready_path(&self, id: u64, node: usize) -> PathBuf {
+        self.path(READY, &Entry { id, node, holding: None }.to_string())
     }
 
-    /// The number of the taken file at `path`, if that can be one.
-    pub fn taken_id(&self, path: &Path) -> Option<u64> {
+    /// Where the taken file of this name is.
+    pub fn taken_path(&self, name: &str) -> PathBuf {
+        self.path(TAKEN, name)
+    }
+
+    /// The name of the taken file at `path`, if that can be one.
+    pub fn taken_name<'p>(&self, path: &'p Path) -> Option<&'p str> {
         let name = path.strip_prefix(self.mount.join(TAKEN)).ok()?.to_str()?;
-        let id = u64::from_str_radix(name, 16).ok()?;
-        (self.taken_path(id) == path).then_some(id)
+        (!name.is_empty() && self.taken_path(name) == path && !name.contains('/')).then_some(name)
     }
 
-    /// A new file of `size` bytes that nobody knows of, whose memory comes from `node` where the machine has several.
-    pub fn create(&self, size: usize, node: Option<usize>) -> Result<(u64, File), Error> {
+    /// A new file of `size` bytes of `node` that nobody knows of. Its memory is `placed` there, where the machine has several.
+    pub fn create(&self, size: usize, node: usize, placed: bool) -> Result<(u64, File), Error> {
         let id = random().map_err(Error::system("reading", Path::new("/dev/urandom")))?;
-        let path = self.path(READY, id);
+        let path = self.ready_path(id, node);
         let create = || OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
         let file = create().map_err(Error::system("making", &path))?;
-        self.resize(&file, size, node).inspect_err(|_| self.remove_ready(id))?;
+        self.resize(&file, size, placed.then_some(node)).inspect_err(|_| self.remove_ready(id, node))?;
         Ok((id, file))
     }
 
@@ -143,9 +165,9 @@ impl Store {
         }
     }
 
-    /// Makes the waiting file `id` the `peer`'s, and opens it for him.
-    pub fn hand_out(&self, id: u64, peer: Peer) -> Result<File, Error> {
-        let (from, to) = (self.path(READY, id), self.taken_path(id));
+    /// Makes a waiting file the `peer`'s, as the entry of `name` says, and opens it for him.
+    pub fn hand_out(&self, entry: &Entry, name: &str, peer: Peer) -> Result<File, Error> {
+        let (from, to) = (self.ready_path(entry.id, entry.node), self.taken_path(name));
         std::fs::rename(&from, &to).map_err(Error::system("handing out", &from))?;
         let open = || {
             std::os::unix::fs::lchown(&to, Some(peer.user), Some(peer.group))?;
@@ -155,15 +177,41 @@ impl Store {
         open().map_err(Error::system("handing out", &to))
     }
 
-    /// Takes the name of the waiting file `id` away; its memory goes back with the last descriptor of it.
-    pub fn remove_ready(&self, id: u64) {
+    /// Takes the name of a waiting file away; its memory goes back with the last descriptor of it.
+    pub fn remove_ready(&self, id: u64, node: usize) {
         // One that isn't there any more is gone all the same.
-        let _ = std::fs::remove_file(self.path(READY, id));
+        let _ = std::fs::remove_file(self.ready_path(id, node));
     }
 
-    /// The same for a taken one.
-    pub fn remove_taken(&self, id: u64) {
-        let _ = std::fs::remove_file(self.taken_path(id));
+    /// Takes a taken file from its owner: nobody can open it any more, not even by what he has kept of it (`O_PATH`, `/proc/self/fd`).
+    /// Who has it open goes on as before.
+    pub fn seize(&self, name: &str) -> Result<(), Error> {
+        let (from, to) = (self.taken_path(name), self.path(GOING, name));
+        let seize = || {
+            // In this order: whoever owns it could undo the second.
+            std::os::unix::fs::lchown(&from, Some(own_user()), None)?;
+            std::fs::set_permissions(&from, Permissions::from_mode(0))?;
+            std::fs::rename(&from, &to)
+        };
+        seize().map_err(Error::system("taking back", &from))
+    }
+
+    /// Gives the memory of a seized file to the kernel, for good. Returns whether it did: not while somebody has the file open.
+    pub fn take_back(&self, name: &str, file: &File) -> bool {
+        let path = self.path(GOING, name);
+        // Nobody has it open, and since it was seized, nobody can open it.
+        let unused = shared_file::unused_by_others(file).unwrap_or(false);
+        // What was reserved beyond its end goes with the rest.
+        let back = unused && file.set_len(0).is_ok() && shared_file::backed_bytes(file) == Ok(0);
+        if back {
+            let _ = std::fs::remove_file(path);
+        }
+        back
+    }
+
+    /// Opens a file that could not be opened when it was found.
+    pub fn open_taken(&self, name: &str, going: bool) -> Option<File> {
+        open_found(&self.path(if going { GOING } else { TAKEN }, name))
     }
 
     /// Takes the mount out of sight, with everything in it that nobody has open.
@@ -175,63 +223,79 @@ impl Store {
     }
 
     /// Files in `ready/` that are as this server would have made them; others go.
-    fn found_ready(&self) -> Result<Vec<Found>, Error> {
-        // SAFETY: takes nothing and cannot fail.
-        let own = unsafe { libc::geteuid() };
-        let mut found = self.found(READY)?;
-        found.retain(|found| {
-            let sound = found.user == own && found.size > 0 && found.size.is_multiple_of(HUGE_PAGE_SIZE);
-            if !sound {
-                self.remove_ready(found.id);
-            }
-            sound
-        });
-        Ok(found)
-    }
-
-    fn found_taken(&self) -> Result<Vec<Found>, Error> {
-        self.found(TAKEN)
-    }
-
-    /// The files in `taken/` but those that are `known`.
-    pub fn taken_besides(&self, known: impl Fn(u64) -> bool) -> Vec<Found> {
-        let Ok(entries) = std::fs::read_dir(self.mount.join(TAKEN)) else { return Vec::new() };
-        let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-        let unknown = paths.filter(|path| self.taken_id(path).is_none_or(|id| !known(id)));
-        unknown
-            .filter_map(|path| {
-                let found = self.found_at(TAKEN, &path);
-                if found.is_none() {
-                    let _ = std::fs::remove_file(&path);
-                }
-                found
-            })
-            .collect()
-    }
-
-    /// The files of a directory; what isn't one of a pool's is removed.
-    fn found(&self, place: &str) -> Result<Vec<Found>, Error> {
-        let directory = self.mount.join(place);
-        let error = || Error::system::<std::io::Error>("reading", &directory);
-        let mut found = Vec::new();
-        for entry in std::fs::read_dir(&directory).map_err(error())? {
-            let path = entry.map_err(error())?.path();
-            match self.found_at(place, &path) {
-                Some(file) => found.push(file),
+    fn found_ready(&self) -> Result<Vec<Waiting>, Error> {
+        let directory = self.mount.join(READY);
+        let found = |path: &Path| {
+            let entry = Entry::read(path.file_name()?.to_str()?).filter(|entry| entry.holding.is_none())?;
+            let file = open_found(path)?;
+            let facts = file.metadata().ok()?;
+            let size = facts.len() as usize;
+            let sound = facts.uid() == own_user() && size > 0 && size.is_multiple_of(HUGE_PAGE_SIZE);
+            sound.then_some(Waiting { id: entry.id, node: entry.node, file, size })
+        };
+        let mut ready = Vec::new();
+        for path in paths(&directory)? {
+            match found(&path) {
+                Some(file) => ready.push(file),
                 None => drop(std::fs::remove_file(&path)),
+            }
+        }
+        Ok(ready)
+    }
+
+    /// Files in `taken/` and `going/`.
+    fn found_taken(&self) -> Result<Vec<Found>, Error> {
+        let mut found = Vec::new();
+        for (place, going) in [(TAKEN, false), (GOING, true)] {
+            for path in paths(&self.mount.join(place))? {
+                found.extend(found_at(&path, going));
             }
         }
         Ok(found)
     }
 
-    fn found_at(&self, place: &str, path: &Path) -> Option<Found> {
-        let id = u64::from_str_radix(path.file_name()?.to_str()?, 16).ok()?;
-        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).ok()?;
-        let facts = file.metadata().ok()?;
-        let sound = facts.is_file() && facts.nlink() == 1 && self.path(place, id) == path;
-        sound.then_some(Found { id, size: facts.len() as usize, user: facts.uid(), file })
+    /// The files in `taken/` but those whose names are `known`.
+    pub fn taken_besides(&self, known: impl Fn(&str) -> bool) -> Vec<Found> {
+        let paths = paths(&self.mount.join(TAKEN)).unwrap_or_default();
+        let unknown = paths.iter().filter(|path| !path.file_name().and_then(|name| name.to_str()).is_some_and(&known));
+        unknown.filter_map(|path| found_at(path, false)).collect()
     }
+}
+
+/// The user that serves.
+pub(super) fn own_user() -> u32 {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+fn paths(directory: &Path) -> Result<Vec<PathBuf>, Error> {
+    let read = || std::fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
+    read().map_err(Error::system("reading", directory))
+}
+
+/// Opens a file that others may have, and never waits for them.
+fn open_found(path: &Path) -> Option<File> {
+    OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path).ok()
+}
+
+/// The file at `path`, by its name where that says it; by what it is where root has put it there. What is no file goes.
+fn found_at(path: &Path, going: bool) -> Option<Found> {
+    let facts = std::fs::symlink_metadata(path).ok();
+    let name = path.file_name().and_then(|name| name.to_str());
+    let (Some(facts), Some(name)) = (facts.filter(|facts| facts.is_file()), name) else {
+        let _ = std::fs::remove_file(path);
+        return None;
+    };
+    let written = Entry::read(name).filter(|entry| entry.holding.is_some());
+    let entry = match written {
+        Some(entry) => entry,
+        None => Entry {
+            id: random().ok()?,
+            node: 0,
+            holding: Some(Holding { size: facts.len() as usize, user: facts.uid(), until: Until::Unused }),
+        },
+    };
+    Some(Found { name: name.to_owned(), entry, file: open_found(path), going })
 }
 
 /// Makes the directory of a pool, or sees that nobody else can change what is in it.
@@ -240,10 +304,8 @@ fn own_directory(path: &Path) -> Result<(), Error> {
         Err(error) if error.kind() == ErrorKind::NotFound => make_directory(path, 0o755),
         Err(error) => Err(Error::system("looking at", path)(error)),
         Ok(facts) => {
-            // SAFETY: takes nothing and cannot fail.
-            let own = unsafe { libc::geteuid() };
             let others_write = facts.mode() & 0o022 != 0;
-            if !facts.is_dir() || facts.uid() != own || others_write {
+            if !facts.is_dir() || facts.uid() != own_user() || others_write {
                 return Err(Error::NotOwn(path.to_owned()));
             }
             Ok(())
@@ -265,10 +327,15 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), Error> {
     })
 }
 
-/// The lock of `directory`, in which the server's number is.
+/// The lock of `directory`, in which the server's number is. Nobody else can open it: who can open a file can lock it.
 fn lock(directory: &Path) -> Result<File, Error> {
     let path = directory.join("lock");
-    let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o644).open(&path);
+    let open = || {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+        // A former version's had other permissions.
+        file.set_permissions(Permissions::from_mode(0o600))?;
+        Ok::<_, std::io::Error>(file)
+    };
     let mut file = open().map_err(|error| match error.kind() {
         ErrorKind::PermissionDenied => Error::MayNotMount(directory.to_owned()),
         _ => Error::system("opening", &path)(error),

@@ -76,6 +76,16 @@ pub fn punch(file: &File, offset: usize, len: usize) -> Result<(), Errno> {
     Errno::check(result.into()).map(drop)
 }
 
+/// Gives back all memory of `file` from `offset` on, what was reserved beyond its end included (`FALLOC_FL_KEEP_SIZE`), which no size
+/// shows.
+///
+/// # Errors
+/// As [`punch`].
+pub fn punch_from(file: &File, offset: usize) -> Result<(), Errno> {
+    let all = (i64::MAX as usize - offset) / PAGE_SIZE * PAGE_SIZE;
+    punch(file, offset, all)
+}
+
 /// Whether nobody but the holder of `file` has it open or mapped. The kernel knows: it gives a write lease only then. Whoever opens it
 /// at that very moment waits until the lease is given back, which is at once.
 ///

@@ -1,0 +1,545 @@
+//! What a user may try who wants more of a pool than he was given, or wants others to get nothing. After each trial, all the memory in the
+//! pool's mount, as the kernel counts it, is on somebody's account, and others are served as before.
+
+use super::*;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::process::{ChildStdin, ChildStdout};
+
+/// What the attacker may have.
+const QUOTA: usize = 16 * MIB;
+/// What the pool keeps ready.
+const READY: usize = 32 * MIB;
+/// So long something may be on nobody's account.
+const LATE: Duration = Duration::from_secs(1);
+
+/// Another process of another user, which does one of [`ATTACKS`], says so, and goes on when it is told to.
+struct Attacker {
+    process: Child,
+    tell: Option<ChildStdin>,
+    hear: BufReader<ChildStdout>,
+}
+
+impl Attacker {
+    fn start(place: &Place, attack: &str) -> Attacker {
+        let command = this_test("attacks::the_attacker");
+        let mut process = Command::new(&command[0])
+            .args(&command[1..])
+            .env("POOL", &place.0)
+            .env("ATTACK", attack)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (tell, hear) = (process.stdin.take(), BufReader::new(process.stdout.take().unwrap()));
+        Attacker { process, tell, hear }
+    }
+
+    /// Waits until it has come to its next rest.
+    fn rested(&mut self) {
+        let mut line = String::new();
+        while !line.ends_with("rests\n") {
+            line.clear();
+            assert!(self.hear.read_line(&mut line).unwrap() > 0, "the attacker has failed");
+        }
+    }
+
+    /// Has it go on.
+    fn go_on(&mut self) {
+        self.tell.as_mut().unwrap().write_all(b"x").unwrap();
+    }
+
+    /// Lets it end.
+    fn end(mut self) {
+        drop(self.tell.take());
+        assert!(self.process.wait().unwrap().success(), "the attacker has failed");
+    }
+}
+
+/// In the attacker: says that it has come to a rest, and waits until it is told to go on.
+fn rest() {
+    println!("rests");
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+/// Bytes in the pool's mount, whoever has them and by whatever name.
+fn in_mount(place: &Place) -> usize {
+    let facts = rustix::fs::statvfs(place.mount()).unwrap();
+    ((facts.f_blocks - facts.f_bfree) * facts.f_frsize) as usize
+}
+
+/// Whether all there is stays on the accounts, but for moments.
+fn all_is_counted(place: &Place, client: &Client, attack: &str) {
+    let deadline = Instant::now() + 2 * LATE;
+    let mut since: Option<Instant> = None;
+    while Instant::now() < deadline {
+        let status = status(client);
+        let (held, counted) = (in_mount(place), READY + figure(&status, "taken"));
+        if held <= counted {
+            since = None;
+        } else {
+            let since = *since.get_or_insert_with(Instant::now);
+            assert!(since.elapsed() < LATE, "{attack}: {} bytes are on nobody's account: {status}", held - counted);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Whether root is served in time, with what was ready.
+fn others_are_served(client: &Client, attack: &str) {
+    wait_until_full(client);
+    let before = Instant::now();
+    let taken = client.take(&request(4 * MIB, Until::Closed)).unwrap();
+    assert!(before.elapsed() < LATE && taken.ready == 4 * MIB, "{attack}: {:?}, {taken:?}", before.elapsed());
+    client.release(&taken.path).unwrap();
+}
+
+type Attack = fn(&Path, &Client);
+
+/// The trials: each uses up to its quota, tries to have more, and rests with whatever it has got hold of.
+const ATTACKS: [(&str, Attack); 22] = [
+    ("a path descriptor is kept, and opened again when the file was released", path_descriptor),
+    ("the mode is changed back all the time while the file is taken away", mode_changed_back),
+    ("memory is reserved beyond the end", reserved_beyond_the_end),
+    ("memory is reserved beyond the end of a file that was released", reserved_after_release),
+    ("the file is made longer and touched", made_longer),
+    ("the file is written to beyond its end", written_beyond),
+    ("the file is emptied, released and filled again", emptied_and_filled),
+    ("another name is made for the file", another_name),
+    ("the names of files are changed", names_changed),
+    ("the file is kept mapped", kept_mapped),
+    ("the file is opened by another process's descriptors", opened_by_proc),
+    ("the file is passed to a process that outlives its taker", passed_on),
+    ("the file is left in a message that nobody receives", left_in_a_message),
+    ("the file is left with an io_uring", left_with_a_ring),
+    ("an access list lets others open it", access_list),
+    ("a lease, a lock of each kind and a watch are put on the file", leases_and_locks),
+    ("the lock of the directory is taken", directory_lock),
+    ("files that wait are looked for", waiting_files),
+    ("connections are made until there are no more, and nothing is read", connections),
+    ("requests are sent whose answers are never read", unread_answers),
+    ("descriptors are sent along with requests", descriptors_sent),
+    ("paths are released that are no file of one's own", odd_paths),
+];
+
+#[test]
+fn nobody_gets_more_than_his_quota_whatever_he_tries() {
+    // Most of a trial is waiting.
+    const AT_ONCE: usize = 4;
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while let Some(&(name, _)) = ATTACKS.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+                    try_it(name);
+                }
+            });
+        }
+    });
+}
+
+/// One trial, against a pool of its own.
+fn try_it(name: &str) {
+    let number = ATTACKS.iter().position(|(attack, _)| *attack == name).unwrap();
+    let place = Place::new(&format!("attacked-{number}"));
+    let quotas = Quotas { default: Some(QUOTA), users: BTreeMap::new() };
+    let Some(server) = serve(Options { quotas, unused: Duration::ZERO, ..place.options(READY) }) else { return };
+    let client = Client::connect(&place.socket()).unwrap();
+    wait_until_full(&client);
+    let mut attacker = Attacker::start(&place, name);
+    attacker.rested();
+    all_is_counted(&place, &client, name);
+    others_are_served(&client, name);
+    attacker.end();
+    wait_for(&client, "given back", |status| figure(status, "taken") == 0);
+    all_is_counted(&place, &client, name);
+    drop(client);
+    assert_eq!(server.stop(), Ok(0), "{name}");
+    assert_eq!(place.mounts(), 0, "{name}");
+}
+
+/// What its owner has done to a file while no server was there: the next one starts at once, and counts what was handed out.
+#[test]
+fn a_successor_knows_what_was_handed_out_whatever_became_of_it() {
+    for attack in ["made longer", "emptied", "leased"] {
+        let place = Place::new("succeeded");
+        let Some(server) = serve(place.options(READY)) else { return };
+        let mut attacker = Attacker::start(&place, attack);
+        attacker.rested();
+        assert_eq!(server.stop(), Ok(1));
+        attacker.go_on();
+        attacker.rested();
+        let before = Instant::now();
+        let server = serve(place.options(READY)).unwrap();
+        assert!(before.elapsed() < LATE, "{attack}: {:?}", before.elapsed());
+        let client = Client::connect(&place.socket()).unwrap();
+        assert_eq!(figure(&status(&client), "taken"), 4 * MIB, "{attack}");
+        if attack != "leased" {
+            all_is_counted(&place, &client, attack);
+        }
+        others_are_served(&client, attack);
+        attacker.end();
+        drop(client);
+        server.stop().unwrap();
+    }
+}
+
+#[test]
+#[ignore = "the attacker of other tests"]
+fn the_attacker() {
+    let (Some(directory), Ok(name)) = (place_of_parent(), std::env::var("ATTACK")) else { return };
+    // SAFETY: take numbers; from here on this process is an ordinary user's.
+    unsafe {
+        assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
+        assert_eq!(libc::setresgid(NOBODY, NOBODY, NOBODY), 0);
+        assert_eq!(libc::setresuid(NOBODY, NOBODY, NOBODY), 0);
+        // Else what is said of this process in /proc stays root's.
+        assert_eq!(libc::prctl(libc::PR_SET_DUMPABLE, 1), 0);
+    }
+    let client = Client::connect(&directory.join("socket")).unwrap();
+    match ATTACKS.iter().find(|(attack, _)| *attack == name) {
+        Some((_, attack)) => attack(&directory, &client),
+        None => while_nobody_serves(&name, &client),
+    }
+}
+
+fn take(client: &Client, size: usize) -> pagecrew::pool::Taken {
+    client.take(&request(size, Until::Unused)).unwrap()
+}
+
+/// As `open`, with flags of its own.
+fn open(path: impl AsRef<Path>, flags: i32) -> Result<File, Errno> {
+    let path = std::ffi::CString::new(path.as_ref().to_str().unwrap()).unwrap();
+    // SAFETY: the path ends with a zero, and the descriptor is this function's own.
+    unsafe {
+        match libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) {
+            -1 => Err(Errno::last()),
+            descriptor => Ok(File::from(OwnedFd::from_raw_fd(descriptor))),
+        }
+    }
+}
+
+fn by_number(file: &File) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// Reserves memory beyond the end of a file.
+fn reserve(file: &File, offset: usize, len: usize) -> i32 {
+    // SAFETY: takes no pointers.
+    unsafe { libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, offset as i64, len as i64) }
+}
+
+fn path_descriptor(_: &Path, client: &Client) {
+    let mut kept = Vec::new();
+    for _ in 0..8 {
+        let taken = take(client, 8 * MIB);
+        kept.push(open(&taken.path, libc::O_PATH).unwrap());
+        client.release(&taken.path).unwrap();
+        drop(taken);
+        // Until it is no longer on the account, or never will be.
+        let deadline = Instant::now() + 3 * LATE;
+        while figure(&status(client), "taken") > 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let opened: Vec<File> = kept.iter().filter_map(|file| open(by_number(file), libc::O_RDWR).ok()).collect();
+    assert!(opened.is_empty(), "a released file was opened again");
+    // Nor by waiting until it is thought unused.
+    let taken = take(client, 8 * MIB);
+    let kept = open(&taken.path, libc::O_PATH).unwrap();
+    drop(taken);
+    std::thread::sleep(3 * LATE);
+    let again = open(by_number(&kept), libc::O_RDWR);
+    assert!(again.is_err(), "an unused file was opened again");
+    rest();
+}
+
+fn mode_changed_back(_: &Path, client: &Client) {
+    for _ in 0..20 {
+        let taken = take(client, 8 * MIB);
+        let kept = open(&taken.path, libc::O_PATH).unwrap();
+        let path = taken.path.clone();
+        drop(taken);
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    let _ = std::fs::set_permissions(by_number(&kept), std::fs::Permissions::from_mode(0o666));
+                }
+            });
+            client.release(&path).unwrap();
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        assert!(open(by_number(&kept), libc::O_RDWR).is_err());
+    }
+    rest();
+}
+
+fn reserved_beyond_the_end(_: &Path, client: &Client) {
+    let taken = take(client, 8 * MIB);
+    reserve(&taken.file, 8 * MIB, 512 * MIB);
+    rest();
+}
+
+fn reserved_after_release(_: &Path, client: &Client) {
+    let taken = take(client, 8 * MIB);
+    client.release(&taken.path).unwrap();
+    for _ in 0..6 {
+        reserve(&taken.file, 8 * MIB, 256 * MIB);
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    rest();
+}
+
+fn made_longer(_: &Path, client: &Client) {
+    let taken = take(client, 8 * MIB);
+    for _ in 0..6 {
+        let _ = taken.file.set_len(256 * MIB as u64);
+        let _ = reserve(&taken.file, 0, 256 * MIB);
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    // What does it again and again loses the file.
+    assert!(!taken.path.exists() && taken.file.metadata().unwrap().len() == 0);
+    rest();
+}
+
+fn written_beyond(_: &Path, client: &Client) {
+    let taken = take(client, 8 * MIB);
+    for place in 0..200 {
+        let _ = taken.file.write_all_at(&[1; 4096], (8 * MIB + place * 2 * MIB) as u64);
+    }
+    rest();
+}
+
+fn emptied_and_filled(_: &Path, client: &Client) {
+    let taken = take(client, 8 * MIB);
+    taken.file.set_len(0).unwrap();
+    client.release(&taken.path).unwrap();
+    let other = client.take(&request(16 * MIB, Until::Unused));
+    assert_eq!(code(other), Code::Quota, "what is still open was not counted");
+    taken.file.set_len(8 * MIB as u64).unwrap();
+    reserve(&taken.file, 0, 8 * MIB);
+    rest();
+}
+
+fn another_name(directory: &Path, client: &Client) {
+    let taken = take(client, 8 * MIB);
+    let link = |to: &Path| {
+        let (from, to) = (by_number(&taken.file), to.to_str().unwrap().to_owned());
+        let (from, to) = (std::ffi::CString::new(from).unwrap(), std::ffi::CString::new(to).unwrap());
+        // SAFETY: both paths end with a zero.
+        unsafe { libc::linkat(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), libc::AT_SYMLINK_FOLLOW) }
+    };
+    for to in ["mem/taken/x", "mem/going/x", "mem/ready/x", "mem/x", "x"] {
+        assert_eq!(link(&directory.join(to)), -1, "{to}");
+    }
+    assert_eq!(link(Path::new("/tmp/pagecrew-linked")), -1);
+    rest();
+}
+
+fn names_changed(directory: &Path, client: &Client) {
+    let taken = take(client, 8 * MIB);
+    let name = taken.path.file_name().unwrap().to_str().unwrap();
+    // Another user's, and smaller.
+    let other = taken.path.with_file_name(name.replace("-u65534-", "-u0-"));
+    assert!(name.contains("-u65534-") && std::fs::rename(&taken.path, other).is_err());
+    assert!(std::fs::remove_file(&taken.path).is_err());
+    assert!(std::fs::write(directory.join("mem/taken").join(name.replace("-u65534-", "-u0-")), b"x").is_err());
+    assert!(std::fs::create_dir(directory.join("mem/taken/x")).is_err());
+    rest();
+}
+
+fn kept_mapped(_: &Path, client: &Client) {
+    let taken = take(client, 16 * MIB);
+    let _mapped = Mapped::new(&taken.file, 0, 16 * MIB).unwrap();
+    client.release(&taken.path).unwrap();
+    drop(taken);
+    assert_eq!(code(client.take(&request(2 * MIB, Until::Unused))), Code::Quota, "what is mapped was not counted");
+    rest();
+}
+
+fn opened_by_proc(_: &Path, client: &Client) {
+    let taken = take(client, 16 * MIB);
+    let mut child = Command::new("sleep").arg("1000").stdin(Stdio::from(taken.file)).spawn().unwrap();
+    client.release(&taken.path).unwrap();
+    // A descriptor that is open can be had from whoever has it, but not opened anew.
+    let path = format!("/proc/{}/fd/0", child.id());
+    assert!(open(&path, libc::O_RDWR).is_err());
+    assert_eq!(code(client.take(&request(2 * MIB, Until::Unused))), Code::Quota);
+    rest();
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+fn passed_on(_: &Path, client: &Client) {
+    let taken = take(client, 16 * MIB);
+    // It is another process that has it, and a connection that is still open asks for more.
+    let mut child =
+        Command::new("sleep").arg("1000").stdin(Stdio::from(taken.file.try_clone().unwrap())).spawn().unwrap();
+    drop(taken);
+    std::thread::sleep(2 * LATE);
+    assert_eq!(code(client.take(&request(2 * MIB, Until::Unused))), Code::Quota);
+    rest();
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+fn left_in_a_message(_: &Path, client: &Client) {
+    let taken = take(client, 16 * MIB);
+    let (one, _other) = Socket::pair().unwrap();
+    one.send(b"x", Some(taken.file.as_fd())).unwrap();
+    client.release(&taken.path).unwrap();
+    drop(taken);
+    assert_eq!(code(client.take(&request(2 * MIB, Until::Unused))), Code::Quota);
+    rest();
+}
+
+fn left_with_a_ring(_: &Path, client: &Client) {
+    const REGISTER_FILES: i32 = 2;
+    let taken = take(client, 16 * MIB);
+    let mut parameters = [0u32; 30];
+    let descriptors = [taken.file.as_raw_fd()];
+    // SAFETY: the parameters are as long as the kernel's, and the descriptors are one.
+    let registered = unsafe {
+        let ring = libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr());
+        ring >= 0 && libc::syscall(libc::SYS_io_uring_register, ring, REGISTER_FILES, descriptors.as_ptr(), 1) == 0
+    };
+    client.release(&taken.path).unwrap();
+    drop(taken);
+    if registered {
+        assert_eq!(code(client.take(&request(2 * MIB, Until::Unused))), Code::Quota);
+    }
+    rest();
+}
+
+fn access_list(_: &Path, client: &Client) {
+    let taken = take(client, 8 * MIB);
+    // The owner, user 1 and the mask may read and write.
+    let entries: [(u16, u16, u32); 5] = [(1, 6, !0), (2, 6, 1), (4, 0, !0), (16, 6, !0), (32, 0, !0)];
+    let mut list = 2u32.to_le_bytes().to_vec();
+    for (tag, rights, id) in entries {
+        list.extend_from_slice(&tag.to_le_bytes());
+        list.extend_from_slice(&rights.to_le_bytes());
+        list.extend_from_slice(&id.to_le_bytes());
+    }
+    let name = c"system.posix_acl_access";
+    // SAFETY: the name ends with a zero, and the list has its length.
+    unsafe { libc::fsetxattr(taken.file.as_raw_fd(), name.as_ptr(), list.as_ptr().cast(), list.len(), 0) };
+    let kept = open(&taken.path, libc::O_PATH).unwrap();
+    client.release(&taken.path).unwrap();
+    drop(taken);
+    assert!(open(by_number(&kept), libc::O_RDWR).is_err() && open(by_number(&kept), libc::O_RDONLY).is_err());
+    rest();
+}
+
+fn leases_and_locks(_: &Path, client: &Client) {
+    let taken = take(client, 8 * MIB);
+    let descriptor = taken.file.as_raw_fd();
+    let reader = open(&taken.path, libc::O_RDONLY).unwrap();
+    let path = std::ffi::CString::new(taken.path.to_str().unwrap()).unwrap();
+    // SAFETY: take numbers and a path that ends with a zero.
+    unsafe {
+        libc::fcntl(descriptor, libc::F_SETLEASE, libc::F_WRLCK);
+        libc::fcntl(reader.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK);
+        libc::flock(descriptor, libc::LOCK_EX);
+        let watches = libc::inotify_init1(libc::IN_CLOEXEC);
+        libc::inotify_add_watch(watches, path.as_ptr(), libc::IN_ALL_EVENTS);
+    }
+    // Others' names can't be watched.
+    let parent = std::ffi::CString::new(taken.path.parent().unwrap().to_str().unwrap()).unwrap();
+    // SAFETY: as above.
+    let watched = unsafe { libc::inotify_add_watch(libc::inotify_init1(0), parent.as_ptr(), libc::IN_CREATE) };
+    assert_eq!(watched, -1);
+    client.release(&taken.path).unwrap();
+    rest();
+}
+
+fn directory_lock(directory: &Path, _: &Client) {
+    assert!(open(directory.join("lock"), libc::O_RDONLY).is_err());
+    rest();
+}
+
+fn waiting_files(directory: &Path, _: &Client) {
+    for place in ["ready", "taken", "going"] {
+        assert!(std::fs::read_dir(directory.join("mem").join(place)).is_err(), "{place}");
+    }
+    assert!(open(directory.join("mem"), libc::O_TMPFILE | libc::O_RDWR).is_err());
+    assert!(open(directory.join("mem/taken"), libc::O_TMPFILE | libc::O_RDWR).is_err());
+    rest();
+}
+
+fn connections(directory: &Path, _: &Client) {
+    let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
+    // SAFETY: takes a valid place.
+    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+    let sockets: Vec<Socket> = (0..3000).map_while(|_| Socket::connect(&directory.join("socket")).ok()).collect();
+    for socket in &sockets {
+        let _ = socket.send(b"status", None);
+    }
+    rest();
+}
+
+fn unread_answers(directory: &Path, _: &Client) {
+    let sockets: Vec<Socket> = (0..50).map_while(|_| Socket::connect(&directory.join("socket")).ok()).collect();
+    for socket in &sockets {
+        (0..1000).map_while(|_| socket.send(b"status", None).ok()).count();
+    }
+    rest();
+}
+
+fn descriptors_sent(directory: &Path, client: &Client) {
+    let socket = Socket::connect(&directory.join("socket")).unwrap();
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    socket.send(b"status", Some(writer.as_fd())).unwrap();
+    socket.receive(&mut [0; 65536]).unwrap();
+    drop(writer);
+    // The server has closed it, or never had it: the pipe's end is seen.
+    assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+    let taken = take(client, 16 * MIB);
+    socket.send(format!("release path={}", taken.path.display()).as_bytes(), Some(taken.file.as_fd())).unwrap();
+    socket.receive(&mut [0; 65536]).unwrap();
+    drop(taken);
+    let deadline = Instant::now() + 3 * LATE;
+    while figure(&status(client), "taken") > 0 {
+        assert!(Instant::now() < deadline, "the server has a descriptor that was sent to it");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    rest();
+}
+
+fn odd_paths(directory: &Path, client: &Client) {
+    let taken = take(client, 8 * MIB);
+    let name = taken.path.file_name().unwrap().to_str().unwrap();
+    for path in ["mem/ready/../taken/", "mem/taken/../taken/", "mem/going/", "mem/taken/x/../"] {
+        let path = PathBuf::from(format!("{}/{path}{name}", directory.display()));
+        assert!(client.release(&path).is_err(), "{}", path.display());
+    }
+    for path in ["", "/", "mem/taken", "mem/taken/", "mem/taken/..", "lock", "socket"] {
+        assert!(client.release(&directory.join(path)).is_err(), "{path}");
+    }
+    rest();
+}
+
+/// What is done to a file of 4 MiB between two servers.
+fn while_nobody_serves(attack: &str, client: &Client) {
+    let taken = take(client, 4 * MIB);
+    rest();
+    match attack {
+        "made longer" => {
+            taken.file.set_len(64 * MIB as u64).unwrap();
+            reserve(&taken.file, 0, 64 * MIB);
+        }
+        "emptied" => taken.file.set_len(0).unwrap(),
+        "leased" => {
+            let descriptor = taken.file.as_raw_fd();
+            // SAFETY: takes no pointers.
+            let leased = unsafe { libc::fcntl(descriptor, libc::F_SETLEASE, libc::F_WRLCK) };
+            // Whoever wants to open it is signalled to us.
+            // SAFETY: as above.
+            unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+            assert_eq!(leased, 0);
+        }
+        other => panic!("there is no attack called {other}"),
+    }
+    rest();
+}
