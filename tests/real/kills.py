@@ -1,4 +1,5 @@
-"""Kills a pool's server, filler, clients and virtual machines at random moments: nobody else is hurt, and nothing is left.
+"""Kills and stops a pool's server, and kills its filler, clients and virtual machines, at random moments, while another user plays tricks
+with his files: nobody else is hurt, the books are as the kernel sees it after each round, and nothing is left.
 
 Usage: kills.py PAGECREW HEAP DIRECTORY ROUNDS SEED [OPTION OF SERVE ...]
 
@@ -6,12 +7,15 @@ HEAP (tests/pool/heap.c) stands for a virtual machine: all of its memory is zero
 part where it is installed. Only descendants of this process are killed.
 """
 
+import collections
 import ctypes
+import fcntl
 import json
 import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,8 +28,65 @@ PR_SET_CHILD_SUBREAPER = 36
 TOLERANCE = 128 * MIB
 
 
+NOBODY = 65534
+# What each user but root may have.
+QUOTA = 64 * MIB
+FALLOC_FL_KEEP_SIZE = 1
+
+
 class Failure(Exception):
     pass
+
+
+def trick(path, seed):
+    """In a process of another user: takes memory and does to it what comes to mind, until it is killed or has had enough."""
+    chance = random.Random(seed)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+    kept = []
+    for _ in range(chance.randrange(1, 8)):
+        try:
+            server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            server.connect(path)
+            size = chance.choice([2, 4, 8, 16, 32]) * MIB
+            server.send(f"take size={size} until={chance.choice(['closed', 'unused'])}".encode())
+            answer, files, _, _ = socket.recv_fds(server, 65536, 1)
+        except OSError:
+            # There is no server at this moment.
+            time.sleep(0.02)
+            continue
+        if not files:
+            continue
+        name = answer.decode().split("path=")[1]
+        for _ in range(chance.randrange(4)):
+            try:
+                match chance.randrange(8):
+                    case 0:
+                        os.ftruncate(files[0], chance.choice([0, size // 2, 4 * size]))
+                    case 1:
+                        libc.fallocate(files[0], FALLOC_FL_KEEP_SIZE, size, size)
+                    case 2:
+                        os.pwrite(files[0], b"x" * 4096, chance.randrange(2 * size))
+                    case 3:
+                        kept.append(os.open(name, os.O_PATH))
+                    case 4:
+                        os.chmod(name, chance.choice([0o666, 0]))
+                    case 5:
+                        fcntl.fcntl(files[0], fcntl.F_SETLEASE, fcntl.F_WRLCK)
+                    case 6:
+                        server.send(f"release path={name}".encode())
+                        server.recv(65536)
+                    case 7:
+                        kept.append(os.open(f"/proc/self/fd/{chance.choice(kept or files)}", os.O_RDWR))
+            except OSError:
+                pass
+        time.sleep(chance.random() * 0.2)
+        if chance.random() < 0.7:
+            os.close(files[0])
+        if chance.random() < 0.7:
+            server.close()
+        else:
+            kept.append(server.detach())
 
 
 def children_of(pid):
@@ -118,7 +179,9 @@ class Trial:
         self.qemu = shutil.which("qemu-system-x86_64")
         self.server = None
         self.consumers = []
-        self.killed = {"server": 0, "filler": 0, "client": 0, "machine": 0}
+        self.killed = {"server": 0, "filler": 0, "client": 0, "machine": 0, "trickster": 0}
+        self.stopped = 0
+        self.tricksters = []
         self.ended = 0
         self.slowest_start = 0.0
 
@@ -130,7 +193,8 @@ class Trial:
         return json.loads(answer.stdout) if answer.returncode == 0 else None
 
     def start(self):
-        command = [self.pagecrew, "pool", "serve", "--directory", self.directory, "--unused", f"{UNUSED}s", *self.options]
+        command = [self.pagecrew, "pool", "serve", "--directory", self.directory, "--unused", f"{UNUSED}s"]
+        command += ["--socket-mode", "0666", "--quota", str(QUOTA), *self.options]
         self.server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
 
     def serve(self):
@@ -149,7 +213,9 @@ class Trial:
 
     def reap(self):
         """Looks at whoever has ended. Processes that have lost their parents are children of this one."""
+        self.tricksters = [pid for pid in self.tricksters if os.waitpid(pid, os.WNOHANG) == (0, 0)]
         known = {consumer.process.pid for consumer in self.consumers} | ({self.server.pid} if self.server else set())
+        known |= set(self.tricksters)
         for pid in set(children_of(os.getpid())) - known:
             os.waitpid(pid, os.WNOHANG)
         for consumer in list(self.consumers):
@@ -186,14 +252,41 @@ class Trial:
             command = self.pool("exec", "--size", str(size), "--", self.heap, "{path}", *heap)
         self.consumers.append(Consumer(kind, command))
 
-    def kill_server(self):
+    def disturb(self):
         for consumer in self.consumers:
             # One that has said something has its memory and keeps it. One that was given a path can open it whatever happens.
             if consumer.kind != "process" and not consumer.said():
                 consumer.disturbed = True
+
+    def kill_server(self):
+        self.disturb()
         self.killed["server"] += kill(self.server.pid)
         self.server.wait()
         self.server = None
+
+    def stop_server(self):
+        self.disturb()
+        self.stop()
+        self.stopped += 1
+
+    def kill_trickster(self):
+        if self.tricksters:
+            self.killed["trickster"] += kill(self.random.choice(self.tricksters))
+
+    def play_tricks(self):
+        seed = self.random.randrange(1 << 30)
+        pid = os.fork()
+        if pid == 0:
+            # A process of its own, and of an ordinary user.
+            try:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                os.setgroups([])
+                os.setresgid(NOBODY, NOBODY, NOBODY)
+                os.setresuid(NOBODY, NOBODY, NOBODY)
+                trick(self.socket, seed)
+            finally:
+                os._exit(0)
+        self.tricksters.append(pid)
 
     def kill_filler(self):
         fillers = children_of(self.server.pid)
@@ -222,7 +315,9 @@ class Trial:
             if len(self.consumers) < 5:
                 self.consume()
         time.sleep(self.random.choice([0, 0.002, 0.01, 0.03, 0.1]) * self.random.random())
-        victims = [self.kill_filler, self.kill_client, self.kill_machine, self.kill_server]
+        if len(self.tricksters) < 3:
+            self.play_tricks()
+        victims = [self.kill_filler, self.kill_client, self.kill_machine, self.kill_trickster, self.kill_server, self.stop_server]
         for victim in self.random.sample(victims, self.random.randrange(1, 3)):
             if self.server:
                 victim()
@@ -232,6 +327,26 @@ class Trial:
             time.sleep(0.05 * self.random.random())
             self.kill_server()
         self.reap()
+        self.serve()
+        wait_until(self.books_are_right, 5, lambda: f"the books are right: {self.books()}")
+
+    def books(self):
+        """Who has how much: by the names of files, by what the server says, and by the kernel all together, with what it may be."""
+        names = collections.Counter()
+        for place in ("taken", "going"):
+            for name in os.listdir(os.path.join(self.directory, "mem", place)):
+                _, _, size, user, _ = name.split("-")
+                names[int(user[1:])] += int(size)
+        status = self.status()
+        if status is None:
+            raise Failure("the server does not answer")
+        said = {user["user"]: user["taken"] for user in status["users"]}
+        return names, said, self.used(), status["size"] + status["taken"]
+
+    def books_are_right(self):
+        names, said, used, most = self.books()
+        # Somebody who takes or releases between two of these looks is found right at the next.
+        return names == said and used <= most and said.get(NOBODY, 0) <= QUOTA
 
     def files(self):
         found = []
@@ -250,7 +365,7 @@ class Trial:
 
     def all_ended(self):
         self.reap()
-        return not self.consumers and set(children_of(os.getpid())) <= {self.server.pid}
+        return not self.consumers and not self.tricksters and set(children_of(os.getpid())) <= {self.server.pid}
 
     def rest(self):
         """When nobody has memory, nothing is taken, by what the server says and by what is there, whatever was killed."""
@@ -301,7 +416,7 @@ def run(trial, rounds):
     if not trial.ended or not all(trial.killed.values()):
         raise Failure(f"too little was tried: {trial.killed}, and {trial.ended} ended well")
     killed = ", ".join(f"{name} {count}" for name, count in trial.killed.items())
-    print(f"killed: {killed}; slowest start {trial.slowest_start:.2f} s")
+    print(f"killed: {killed}; stopped: {trial.stopped}; slowest start {trial.slowest_start:.2f} s")
 
 
 def main():
