@@ -395,13 +395,18 @@ impl Shared {
         }
     }
 
-    /// Takes back what a connection has held.
+    /// Takes back what a connection has held, unless it is the server that ends it: then somebody may be about to open what he was told of,
+    /// and the next server sees to it.
     fn end(&self, connection: u64) {
         let mut held = Vec::new();
-        for (id, taken) in &mut self.state().taken {
-            if taken.life == Life::Connection(connection) {
-                taken.life = Life::Going;
-                held.push(*id);
+        {
+            let state = &mut *self.state();
+            let left = state.connections.get(&connection).is_some_and(|connection| connection.left);
+            for (id, taken) in &mut state.taken {
+                if taken.life == Life::Connection(connection) && !left {
+                    taken.life = Life::Going;
+                    held.push(*id);
+                }
             }
         }
         held.into_iter().for_each(|id| self.let_go(id));
@@ -585,7 +590,10 @@ impl Server {
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
         let mut state = shared.state();
         while !state.connections.is_empty() {
-            state.connections.values().for_each(|connection| connection.socket.end());
+            for connection in state.connections.values_mut().filter(|connection| !connection.left) {
+                connection.left = !connection.socket.is_left();
+                connection.socket.end();
+            }
             let wait = shared.ended.wait_timeout(state, Duration::from_millis(100));
             state = wait.unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -663,7 +671,7 @@ fn admit(shared: &Arc<Shared>, peer: Peer, socket: Socket) {
             state.counters.refused += 1;
             return refuse("too many connections; close some");
         }
-        state.connections.insert(number, Connection { socket: socket.clone(), user: peer.user });
+        state.connections.insert(number, Connection { socket: socket.clone(), user: peer.user, left: false });
     }
     let (of_thread, served) = (shared.clone(), socket.clone());
     let body = move || {

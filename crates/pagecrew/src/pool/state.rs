@@ -149,6 +149,8 @@ pub(super) struct Filling {
 pub(super) struct Connection {
     pub socket: Arc<Socket>,
     pub user: u32,
+    /// Whether the server has ended it, and not the client.
+    pub left: bool,
 }
 
 /// See the module.

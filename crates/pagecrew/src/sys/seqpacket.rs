@@ -2,6 +2,7 @@
 //! kernel's word for who is at the other end.
 
 use super::Errno;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
@@ -166,6 +167,13 @@ impl Socket {
         Ok(Packet { len: received.bytes, cut: received.flags.contains(ReturnFlags::TRUNC), descriptor })
     }
 
+    /// Whether the other end has been closed.
+    pub fn is_left(&self) -> bool {
+        let mut one = [PollFd::new(&self.0, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut one, Some(&now)), Ok(1..))
+    }
+
     /// Ends the connection for everybody who has this end, those included who wait for a packet or for a connection.
     pub fn end(&self) {
         let _ = rustix::net::shutdown(&self.0, Shutdown::Both);
@@ -198,7 +206,9 @@ mod tests {
         let mut text = String::new();
         passed.read_to_string(&mut text).unwrap();
         assert_eq!(text, "contents");
+        assert!(!other.is_left());
         drop(one);
+        assert!(other.is_left());
         assert_eq!(other.receive(&mut room).unwrap().len, 0);
         assert_eq!(other.send(b"x", None), Err(Errno(libc::EPIPE)));
     }
