@@ -67,10 +67,11 @@ impl Taken {
     }
 }
 
-/// A connection to a pool. What was taken [`Until::Closed`] goes back when it is dropped.
+/// A connection to a pool. What was taken [`Until::Closed`] goes back when it is dropped. A server that was started anew, or that has ended a
+/// connection which was long idle, is connected to again with the next request.
 #[derive(Debug)]
 pub struct Client {
-    socket: Socket,
+    socket: RefCell<Socket>,
     path: PathBuf,
     room: RefCell<Vec<u8>>,
 }
@@ -81,11 +82,7 @@ impl Client {
     /// # Errors
     /// [`Error::NotServed`] where there is no pool, [`Error::MayNotConnect`] where this user may not use it.
     pub fn connect(path: &Path) -> Result<Client, Error> {
-        let socket = Socket::connect(path).map_err(|errno| match errno {
-            Errno(libc::ENOENT | libc::ECONNREFUSED | libc::ENOTDIR) => Error::NotServed(path.to_owned()),
-            Errno(libc::EACCES | libc::EPERM) => Error::MayNotConnect(path.to_owned()),
-            errno => Error::System { action: "connecting to", path: path.to_owned(), errno },
-        })?;
+        let socket = RefCell::new(connect(path)?);
         Ok(Client { socket, path: path.to_owned(), room: RefCell::new(vec![0; ANSWER_MOST]) })
     }
 
@@ -156,9 +153,15 @@ impl Client {
 
     fn ask(&self, request: &protocol::Request) -> Result<(Answer, Option<OwnedFd>), Error> {
         let gone = |_| Error::Answer(format!("the pool at {} has ended", self.path.display()));
-        self.socket.send(request.to_string().as_bytes(), None).map_err(gone)?;
+        let request = request.to_string();
+        let mut socket = self.socket.borrow_mut();
+        if socket.send(request.as_bytes(), None).is_err() {
+            // Nobody has read it.
+            *socket = connect(&self.path)?;
+            socket.send(request.as_bytes(), None).map_err(gone)?;
+        }
         let mut room = self.room.borrow_mut();
-        let packet = self.socket.receive(&mut room).map_err(gone)?;
+        let packet = socket.receive(&mut room).map_err(gone)?;
         if packet.len == 0 {
             return Err(gone(Errno(0)));
         }
@@ -170,6 +173,14 @@ impl Client {
             answer => Ok((answer, packet.descriptor)),
         }
     }
+}
+
+fn connect(path: &Path) -> Result<Socket, Error> {
+    Socket::connect(path).map_err(|errno| match errno {
+        Errno(libc::ENOENT | libc::ECONNREFUSED | libc::ENOTDIR) => Error::NotServed(path.to_owned()),
+        Errno(libc::EACCES | libc::EPERM) => Error::MayNotConnect(path.to_owned()),
+        errno => Error::System { action: "connecting to", path: path.to_owned(), errno },
+    })
 }
 
 fn unexpected(answer: &Answer) -> Error {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 pub enum Error {
     /// Mounting was refused.
     MayNotMount(PathBuf),
-    /// The directory belongs to others, or others may write to it.
+    /// The directory, or one above it, belongs to others, or others may write to it.
     NotOwn(PathBuf),
     /// There are no huge pages of either kind; why.
     NoHugePages(String),
@@ -105,7 +105,7 @@ impl fmt::Display for Error {
             }
             Error::NotOwn(path) => write!(
                 f,
-                "{} is another user's, or others may write to it: choose a --directory that is this user's alone",
+                "{} is another user's, or others may write to it: choose a --directory and a --socket where only this user and root may write",
                 path.display()
             ),
             Error::NoHugePages(why) => write!(f, "there are no huge pages to fill a pool with: {why}"),

@@ -8,7 +8,7 @@ use crate::crew::{Crew, Idle, Operation, Task};
 use crate::sys::memory::{self, Advice, Range};
 use crate::sys::pagemap::{self, Category};
 use crate::sys::sched::{self, Class};
-use crate::sys::seqpacket::Socket;
+use crate::sys::seqpacket::{Packet, Socket};
 use crate::sys::shared_file::{self, Mapped};
 use crate::sys::topology::Topology;
 use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, clock, numa};
@@ -187,10 +187,11 @@ pub fn fill(socket: OwnedFd) -> Result<(), Errno> {
     let mut crew: Option<(u64, Crew<Idle>)> = None;
     let mut room = [0; 64];
     loop {
-        let packet = socket.receive(&mut room)?;
-        if packet.len == 0 {
-            return Ok(());
-        }
+        let packet = match socket.receive(&mut room) {
+            // The server is gone, perhaps without having read what was done last.
+            Ok(Packet { len: 0, .. }) | Err(Errno(libc::ECONNRESET)) => return Ok(()),
+            result => result?,
+        };
         let (Some(order), Some(file)) = (Order::read(&room[..packet.len]), packet.descriptor) else {
             return Err(Errno(libc::EPROTO));
         };

@@ -6,7 +6,8 @@
 //! that client's, once: what was asked for and is not ready the client itself zeroes on the spot (`completion`). When nobody has it any
 //! more, its memory goes to the kernel, and only when the kernel has it, it is off the books, which are the files' names (`ledger`).
 //!
-//! **Who is served.** A thread for each connection (`server`); how much each user may have is in `quota`; what is said, in `protocol`.
+//! **Who is served.** One thread waits for all clients (`front`), a few do what is asked, each user in turn (`turns`, `server`); how much each
+//! user may have is in `quota`; what is said, in `protocol`.
 //!
 //! Source: zero free pages ahead of time (Liang Li, 2020), whose reviewers asked for a pool of ready files instead, for many CPUs at
 //! allocation, and for somebody to pay.
@@ -15,6 +16,7 @@ mod client;
 mod completion;
 mod error;
 mod filler;
+mod front;
 pub mod gate;
 mod keeper;
 mod ledger;
@@ -28,6 +30,7 @@ mod status;
 pub mod stock;
 mod store;
 pub mod support;
+mod turns;
 
 pub use client::{Client, Request, Taken};
 pub use error::Error;

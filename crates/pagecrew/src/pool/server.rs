@@ -1,12 +1,12 @@
-//! The server: what clients ask is done by a thread for each connection, so that whoever crashes, cheats or doesn't read holds up nobody;
-//! what is to be kept ready, by the keeper.
+//! The server: what clients ask is taken in by the front, and done here; what is to be kept ready, by the keeper.
 
 use super::error::Error;
+use super::front::{Connection, Front};
 use super::keeper::Keeper;
 use super::ledger::{Entry, Holding};
 use super::options::{Options, Sizes};
 use super::protocol::{Answer, Code, REQUEST_MOST, Request, Until};
-use super::state::{Condition, Connection, GivenUp, Life, Ready, Refusal, Settings, State, Taken};
+use super::state::{Condition, GivenUp, Life, Ready, Refusal, Settings, State, Taken};
 use super::status::{self, Facts};
 use super::store::{self, Left, Store, Waiting};
 use super::{gate, stock};
@@ -18,19 +18,12 @@ use crate::units::Bytes;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::BTreeMap;
 use std::fs::{File, Permissions};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
-
-/// Connections at once, of all users and of one that isn't root.
-const CONNECTIONS_MOST: usize = 8192;
-const CONNECTIONS_OF_USER: usize = super::quota::FILES_MOST + 64;
-/// What a client's thread needs of a stack.
-const STACK: usize = 256 << 10;
 
 /// What the threads of a server share.
 pub(super) struct Shared {
@@ -40,14 +33,11 @@ pub(super) struct Shared {
     /// Whether the machine has nodes to choose from.
     pub several_nodes: bool,
     state: Mutex<State>,
-    /// A connection has ended.
-    ended: Condvar,
     /// The keeper sleeps on it.
     wake: OwnedFd,
     pub stop: AtomicBool,
     /// The filler's process, or 0.
     pub filler: AtomicI32,
-    next_connection: AtomicU64,
     pub log: fn(&str),
 }
 
@@ -65,9 +55,9 @@ pub struct Progress {
 /// A pool that is served until it is stopped.
 pub struct Server {
     shared: Arc<Shared>,
-    listener: Arc<Socket>,
     socket: PathBuf,
-    threads: Vec<JoinHandle<()>>,
+    front: Option<Front>,
+    keeper: Option<JoinHandle<()>>,
 }
 
 impl Shared {
@@ -362,56 +352,45 @@ impl Shared {
         Ok(Answer::Resized { size })
     }
 
-    /// The life of a connection.
-    fn serve(&self, socket: &Socket, peer: Peer, connection: u64) {
-        let mut room = vec![0; REQUEST_MOST];
-        while let Ok(packet) = socket.receive(&mut room)
-            && packet.len > 0
+    /// Does what `bytes` ask for, if these are a request; `None` were too many.
+    pub fn request(&self, bytes: Option<&[u8]>, connection: &Connection) -> (Answer, Option<File>) {
+        let request = match bytes {
+            None => Err(Refusal(Code::BadRequest, format!("a request has no more than {REQUEST_MOST} bytes"))),
+            Some(bytes) => Request::read(bytes).map_err(|error| Refusal(Code::BadRequest, error.to_string())),
+        };
+        let answer = request.and_then(|request| self.answer(request, connection.peer, connection.number));
+        self.wake_keeper();
+        answer.unwrap_or_else(|Refusal(code, message)| {
+            self.state().counters.refused += 1;
+            (Answer::Error { code, message }, None)
+        })
+    }
+
+    /// Takes back what nobody has heard of.
+    pub fn unheard(&self, answer: &Answer) {
+        if let Answer::Taken { path, .. } = answer
+            && let Some(entry) = self.store.taken_name(Path::new(path)).and_then(Entry::read)
         {
-            let request = if packet.cut {
-                Err(Refusal(Code::BadRequest, format!("a request has no more than {REQUEST_MOST} bytes")))
-            } else {
-                Request::read(&room[..packet.len]).map_err(|error| Refusal(Code::BadRequest, error.to_string()))
-            };
-            let (answer, file) = request.and_then(|request| self.answer(request, peer, connection)).unwrap_or_else(
-                |Refusal(code, message)| {
-                    self.state().counters.refused += 1;
-                    (Answer::Error { code, message }, None)
-                },
-            );
-            let sent = socket.send(answer.to_string().as_bytes(), file.as_ref().map(File::as_fd));
-            drop(file);
-            if sent.is_err() {
-                // Nobody has heard of the file.
-                if let Answer::Taken { path, .. } = answer
-                    && let Some(entry) = self.store.taken_name(Path::new(&path)).and_then(Entry::read)
-                {
-                    self.state().taken.entry(entry.id).and_modify(|taken| taken.life = Life::Going);
-                    self.let_go(entry.id);
-                }
-                break;
-            }
-            self.wake_keeper();
+            self.state().taken.entry(entry.id).and_modify(|taken| taken.life = Life::Going);
+            self.let_go(entry.id);
         }
     }
 
-    /// Takes back what a connection has held, unless it is the server that ends it: then somebody may be about to open what he was told of,
-    /// and the next server sees to it.
-    fn end(&self, connection: u64) {
+    /// Whether a connection holds something.
+    pub fn holds(&self, connection: u64) -> bool {
+        self.state().taken.values().any(|taken| taken.life == Life::Connection(connection))
+    }
+
+    /// Takes back what a connection has held that its client has left.
+    pub fn left(&self, connection: u64) {
         let mut held = Vec::new();
-        {
-            let state = &mut *self.state();
-            let left = state.connections.get(&connection).is_some_and(|connection| connection.left);
-            for (id, taken) in &mut state.taken {
-                if taken.life == Life::Connection(connection) && !left {
-                    taken.life = Life::Going;
-                    held.push(*id);
-                }
+        for (id, taken) in &mut self.state().taken {
+            if taken.life == Life::Connection(connection) {
+                taken.life = Life::Going;
+                held.push(*id);
             }
         }
         held.into_iter().for_each(|id| self.let_go(id));
-        self.state().connections.remove(&connection);
-        self.ended.notify_all();
     }
 }
 
@@ -485,7 +464,7 @@ impl Server {
         adopt(&mut state, left, &store);
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(Error::system("making an event descriptor for", &options.directory))?;
-        let listener = Arc::new(listen(&options)?);
+        let listener = listen(&options)?;
         let taken = state.taken.len();
         let shared = Arc::new(Shared {
             store,
@@ -493,11 +472,9 @@ impl Server {
             limit,
             several_nodes: nodes.len() > 1,
             state: Mutex::new(state),
-            ended: Condvar::new(),
             wake,
             stop: AtomicBool::new(false),
             filler: AtomicI32::new(0),
-            next_connection: AtomicU64::new(0),
             log,
         });
         let size: usize = shared.state().settings.sizes.values().sum();
@@ -513,19 +490,13 @@ impl Server {
             1 => log("1 file of a former server is still taken"),
             _ => log(&format!("{taken} files of a former server are still taken")),
         }
-        let mut server = Server { shared, listener, socket: options.socket, threads: Vec::new() };
-        let filler = options.filler;
-        let shared = server.shared.clone();
-        server.spawn("pool-keeper", move || Keeper::new(shared, filler).run())?;
-        let (shared, listener) = (server.shared.clone(), server.listener.clone());
-        server.spawn("pool-accept", move || accept(&shared, &listener))?;
+        let thread = |error: Errno| Error::system("starting a thread for", &shared.directory)(error);
+        let mut server = Server { shared: shared.clone(), socket: options.socket, front: None, keeper: None };
+        let keeper = Keeper::new(shared.clone(), options.filler);
+        let keeper = std::thread::Builder::new().name("pool-keeper".into()).spawn(move || keeper.run());
+        server.keeper = Some(keeper.map_err(Errno::from).map_err(thread)?);
+        server.front = Some(Front::start(shared.clone(), listener).map_err(thread)?);
         Ok(server)
-    }
-
-    fn spawn(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> {
-        let thread = std::thread::Builder::new().name(name.into()).spawn(body);
-        self.threads.push(thread.map_err(Error::system("starting a thread for", &self.shared.directory))?);
-        Ok(())
     }
 
     /// Changes what can change while it is served: sizes, files, CPU, floor, the time that a file may be unused, quotas.
@@ -585,26 +556,19 @@ impl Server {
         let shared = &self.shared;
         shared.stop.store(true, Ordering::SeqCst);
         let _ = std::fs::remove_file(&self.socket);
-        self.listener.end();
+        if let Some(mut front) = self.front.take() {
+            front.end();
+        }
         shared.wake_keeper();
-        self.threads.drain(..).for_each(|thread| drop(thread.join()));
-        let mut state = shared.state();
-        while !state.connections.is_empty() {
-            for connection in state.connections.values_mut().filter(|connection| !connection.left) {
-                connection.left = !connection.socket.is_left();
-                connection.socket.end();
-            }
-            let wait = shared.ended.wait_timeout(state, Duration::from_millis(100));
-            state = wait.unwrap_or_else(PoisonError::into_inner).0;
+        if let Some(keeper) = self.keeper.take() {
+            let _ = keeper.join();
         }
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if !self.threads.is_empty() {
-            self.end_threads();
-        }
+        self.end_threads();
     }
 }
 
@@ -620,10 +584,12 @@ fn adopt(state: &mut State, left: Left, store: &Store) {
 }
 
 fn listen(options: &Options) -> Result<Socket, Error> {
-    let path = &options.socket;
-    if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
-        std::fs::create_dir_all(directory).map_err(Error::system("making the directory", directory))?;
-    }
+    let (Some(directory), Some(name)) = (options.socket.parent(), options.socket.file_name()) else {
+        return Err(Error::NotOwn(options.socket.clone()));
+    };
+    let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    std::fs::create_dir_all(directory).map_err(Error::system("making the directory", directory))?;
+    let path = &store::safe_directory(directory)?.join(name);
     // The directory is locked, so whoever made it is gone. Where it is elsewhere, somebody may be there.
     if Socket::connect(path).is_ok() {
         return Err(Error::Served { directory: path.clone(), pid: None });
@@ -634,52 +600,15 @@ fn listen(options: &Options) -> Result<Socket, Error> {
         }
         _ => {}
     }
+    // Follows no link, and fails where anything is there.
     let socket = Socket::bind(path).map_err(Error::system("making the socket", path))?;
-    // Nobody can connect before it listens, thus with other permissions than these.
+    // It is this server's own, and nobody else can put another one in its place. Nobody can connect before it listens, thus with other
+    // permissions than these.
     let permit = || {
-        std::os::unix::fs::chown(path, None, options.socket_group)?;
+        std::os::unix::fs::lchown(path, None, options.socket_group)?;
         std::fs::set_permissions(path, Permissions::from_mode(options.socket_mode))
     };
     permit().map_err(Error::system("setting the permissions of", path))?;
     socket.listen().map_err(Error::system("listening at", path))?;
     Ok(socket)
-}
-
-/// Takes connections in until the listener is ended.
-fn accept(shared: &Arc<Shared>, listener: &Socket) {
-    while !shared.stop.load(Ordering::SeqCst) {
-        match listener.accept().and_then(|socket| Ok((socket.peer()?, socket))) {
-            Ok((peer, socket)) => admit(shared, peer, socket),
-            Err(Errno(libc::EINVAL)) => return,
-            // No descriptors or no memory: those who are connected may go meanwhile.
-            Err(_) => std::thread::sleep(Duration::from_millis(50)),
-        }
-    }
-}
-
-fn admit(shared: &Arc<Shared>, peer: Peer, socket: Socket) {
-    let socket = Arc::new(socket);
-    let refuse = |message: &str| {
-        let answer = Answer::Error { code: Code::TooMany, message: message.into() };
-        let _ = socket.send(answer.to_string().as_bytes(), None);
-    };
-    let number = shared.next_connection.fetch_add(1, Ordering::Relaxed);
-    {
-        let mut state = shared.state();
-        let of_user = state.connections.values().filter(|connection| connection.user == peer.user).count();
-        if state.connections.len() >= CONNECTIONS_MOST || (peer.user != 0 && of_user >= CONNECTIONS_OF_USER) {
-            state.counters.refused += 1;
-            return refuse("too many connections; close some");
-        }
-        state.connections.insert(number, Connection { socket: socket.clone(), user: peer.user, left: false });
-    }
-    let (of_thread, served) = (shared.clone(), socket.clone());
-    let body = move || {
-        of_thread.serve(&served, peer, number);
-        of_thread.end(number);
-    };
-    if std::thread::Builder::new().name("pool-client".into()).stack_size(STACK).spawn(body).is_err() {
-        shared.state().connections.remove(&number);
-        refuse("the server can't start another thread");
-    }
 }

@@ -6,7 +6,6 @@ use super::protocol::Code;
 use super::quota::{Accounts, Quotas};
 use super::stock::{self, Demand, Waiting};
 use super::store::Found;
-use crate::sys::seqpacket::Socket;
 use crate::sys::{HUGE_PAGE_SIZE, shared_file};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -144,15 +143,6 @@ pub(super) struct Filling {
     pub bytes: usize,
 }
 
-/// A client.
-#[derive(Debug)]
-pub(super) struct Connection {
-    pub socket: Arc<Socket>,
-    pub user: u32,
-    /// Whether the server has ended it, and not the client.
-    pub left: bool,
-}
-
 /// See the module.
 #[derive(Debug)]
 pub(super) struct State {
@@ -160,7 +150,6 @@ pub(super) struct State {
     pub nodes: BTreeMap<usize, Node>,
     pub taken: BTreeMap<u64, Taken>,
     pub accounts: Accounts,
-    pub connections: BTreeMap<u64, Connection>,
     pub condition: Condition,
     pub counters: Counters,
     /// What the filler is at.
@@ -178,7 +167,6 @@ impl State {
             nodes,
             taken: BTreeMap::new(),
             accounts: Accounts::new(),
-            connections: BTreeMap::new(),
             condition: Condition::Filling,
             counters: Counters::default(),
             filling: None,

@@ -301,16 +301,44 @@ fn found_at(path: &Path, going: bool) -> Option<Found> {
 /// Makes the directory of a pool, or sees that nobody else can change what is in it.
 fn own_directory(path: &Path) -> Result<(), Error> {
     match std::fs::metadata(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => make_directory(path, 0o755),
-        Err(error) => Err(Error::system("looking at", path)(error)),
+        Err(error) if error.kind() == ErrorKind::NotFound => make_directory(path, 0o755)?,
+        Err(error) => return Err(Error::system("looking at", path)(error)),
         Ok(facts) => {
             let others_write = facts.mode() & 0o022 != 0;
             if !facts.is_dir() || facts.uid() != own_user() || others_write {
                 return Err(Error::NotOwn(path.to_owned()));
             }
-            Ok(())
         }
     }
+    safe_directory(path).map(drop)
+}
+
+/// The directory by the way that no link changes, if nobody but root and this user can put another one in its place, or another file in
+/// the place of one in it.
+///
+/// # Errors
+/// [`Error::NotOwn`] with the one that somebody else can change.
+pub(super) fn safe_directory(directory: &Path) -> Result<PathBuf, Error> {
+    let directory = directory.canonicalize().map_err(Error::system("looking at", directory))?;
+    // In a user namespace, whose the directories above are can't be told, and there is no root's service to be led astray.
+    let mut buffer = procfs::Buffer::new();
+    let map = procfs::read(c"/proc/self/uid_map", &mut buffer).unwrap_or_default();
+    if map.split_whitespace().ne(["0", "0", "4294967295"]) {
+        return Ok(directory);
+    }
+    for above in directory.ancestors() {
+        let facts = std::fs::metadata(above).map_err(Error::system("looking at", above))?;
+        if !is_safe(facts.uid(), facts.mode(), own_user()) {
+            return Err(Error::NotOwn(above.to_owned()));
+        }
+    }
+    Ok(directory)
+}
+
+/// Whether nobody but root and `own` can change the names of others' files in a directory of this owner and mode.
+fn is_safe(owner: u32, mode: u32, own: u32) -> bool {
+    let (others_write, sticky) = (mode & 0o022 != 0, mode & 0o1000 != 0);
+    (owner == 0 || owner == own) && (!others_write || sticky)
 }
 
 fn make_directory(path: &Path, mode: u32) -> Result<(), Error> {
@@ -438,4 +466,25 @@ fn random() -> Result<u64, std::io::Error> {
     let mut bytes = [0; 8];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(u64::from_ne_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_in_which_others_change_names_is_not_safe() {
+        for (owner, mode, safe) in [
+            (0, 0o755, true),
+            (0, 0o1777, true),
+            (0, 0o777, false),
+            (0, 0o775, false),
+            (7, 0o700, true),
+            (7, 0o1777, true),
+            (8, 0o700, false),
+            (8, 0o1777, false),
+        ] {
+            assert_eq!(is_safe(owner, mode, 7), safe, "{owner} {mode:o}");
+        }
+    }
 }

@@ -103,7 +103,7 @@ impl Socket {
     /// Waits for a connection.
     ///
     /// # Errors
-    /// `EINVAL` after [`Socket::end`]; `EMFILE`, `ENFILE` and `ENOMEM` where there is no room for one more.
+    /// `EINVAL` after [`Socket::end`]; `EAGAIN` after [`Socket::do_not_wait`] where nobody is there; `EMFILE`, `ENFILE` and `ENOMEM` where there is no room for one more.
     pub fn accept(&self) -> Result<Socket, Errno> {
         loop {
             match rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC) {
@@ -165,6 +165,28 @@ impl Socket {
             }
         }
         Ok(Packet { len: received.bytes, cut: received.flags.contains(ReturnFlags::TRUNC), descriptor })
+    }
+
+    /// The same without waiting, and without room for descriptors: those that came along are closed by the kernel and are never this
+    /// process's.
+    ///
+    /// # Errors
+    /// `EAGAIN` where there is no packet, `ECONNRESET` where the other end went with something unread.
+    pub fn receive_bytes(&self, room: &mut [u8]) -> Result<Packet, Errno> {
+        let mut control = RecvAncillaryBuffer::default();
+        let received = rustix::io::retry_on_intr(|| {
+            rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(room)], &mut control, RecvFlags::DONTWAIT)
+        })?;
+        Ok(Packet { len: received.bytes, cut: received.flags.contains(ReturnFlags::TRUNC), descriptor: None })
+    }
+
+    /// From now on, nobody waits at this end for a packet or for a connection.
+    ///
+    /// # Errors
+    /// Those of `fcntl`.
+    pub fn do_not_wait(&self) -> Result<(), Errno> {
+        let flags = rustix::fs::fcntl_getfl(&self.0)?;
+        Ok(rustix::fs::fcntl_setfl(&self.0, flags | rustix::fs::OFlags::NONBLOCK)?)
     }
 
     /// Whether the other end has been closed.

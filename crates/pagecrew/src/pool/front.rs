@@ -1,0 +1,276 @@
+//! The front of a server: who is connected, whose request is next, and the threads that do what is asked.
+//!
+//! One thread waits for all connections at once. A request is put into its user's turn (`turns`), and one of a few workers does it and
+//! answers. A connection has one request at a time; the next one is read when the first is answered. So whoever crashes, floods, or
+//! does not read holds up nobody but himself, and what a connection costs is one descriptor.
+//!
+//! **How many.** A user has [`OF_USER`] connections, all users together leave [`ROOT_ROOM`] to root, and one that has nothing and asks nothing for
+//! [`IDLE`] is ended.
+
+use super::protocol::{Answer, Code, REQUEST_MOST};
+use super::server::Shared;
+use super::turns::Turns;
+use crate::sys::seqpacket::{Peer, Socket};
+use crate::sys::{Errno, clock};
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Connections at once, of all users.
+const MOST: usize = 8192;
+/// Of these, room that only root has.
+const ROOT_ROOM: usize = 256;
+/// Connections of one user that isn't root.
+const OF_USER: usize = super::quota::FILES_MOST + 64;
+/// A connection that has no file and asks nothing for so long is ended.
+const IDLE: Duration = Duration::from_secs(60);
+/// How often that is looked at, while there are connections.
+const SWEEP: Duration = Duration::from_secs(5);
+/// So long nobody is taken in after there was no descriptor or no memory for one more.
+const NO_ROOM: Duration = Duration::from_millis(50);
+/// Threads that do what is asked: most is done in microseconds, and giving a large file's memory back takes long.
+const WORKERS: usize = 4;
+/// What a worker needs of a stack.
+const STACK: usize = 256 << 10;
+/// Connections that are taken in before others are looked at.
+const AT_ONCE: usize = 64;
+
+/// What the listener and the call to wake up are to epoll; connections have smaller numbers.
+const LISTENER: u64 = u64::MAX;
+const WAKE: u64 = u64::MAX - 1;
+
+/// A client, until it or the server ends the connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub number: u64,
+    socket: Socket,
+    pub peer: Peer,
+    /// When it was last heard of.
+    heard_ns: AtomicU64,
+}
+
+/// What loop and workers share.
+struct Common {
+    shared: Arc<Shared>,
+    poll: OwnedFd,
+    wake: OwnedFd,
+    connections: Mutex<HashMap<u64, Arc<Connection>>>,
+    turns: Mutex<Queue>,
+    /// There is a turn, or there will be none any more.
+    turn: Condvar,
+}
+
+struct Queue {
+    turns: Turns<Arc<Connection>>,
+    over: bool,
+}
+
+/// The threads of a server's front.
+pub(super) struct Front {
+    common: Arc<Common>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Front {
+    /// Serves those who connect to `listener`.
+    ///
+    /// # Errors
+    /// Where there are no descriptors or threads to be had.
+    pub fn start(shared: Arc<Shared>, listener: Socket) -> Result<Front, Errno> {
+        let poll = epoll::create(CreateFlags::CLOEXEC)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        listener.do_not_wait()?;
+        epoll::add(&poll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        epoll::add(&poll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
+        let queue = Queue { turns: Turns::new(), over: false };
+        let common = Arc::new(Common {
+            shared,
+            poll,
+            wake,
+            connections: Mutex::new(HashMap::new()),
+            turns: Mutex::new(queue),
+            turn: Condvar::new(),
+        });
+        let mut front = Front { common: common.clone(), threads: Vec::new() };
+        for _ in 0..WORKERS {
+            let common = common.clone();
+            front.spawn("pool-worker", move || common.work())?;
+        }
+        front.spawn("pool-front", move || common.wait(&listener))?;
+        Ok(front)
+    }
+
+    fn spawn(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
+        let builder = std::thread::Builder::new().name(name.into()).stack_size(STACK);
+        self.threads.push(builder.spawn(body)?);
+        Ok(())
+    }
+
+    /// Ends all connections; requests that have begun are done and answered. What those had taken who have left by themselves goes back;
+    /// the others' stays.
+    pub fn end(&mut self) {
+        let common = &self.common;
+        lock(&common.turns).over = true;
+        common.turn.notify_all();
+        let _ = rustix::io::write(&common.wake, &1u64.to_ne_bytes());
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+        for (_, connection) in lock(&common.connections).drain() {
+            if connection.socket.is_left() {
+                common.shared.left(connection.number);
+            }
+            connection.socket.end();
+        }
+    }
+}
+
+impl Common {
+    /// The life of the thread that waits.
+    fn wait(&self, listener: &Socket) {
+        let mut events = Vec::with_capacity(AT_ONCE);
+        let (mut next_number, mut next_sweep_ns, mut no_room_ns) = (0, 0, 0);
+        loop {
+            let now = clock::now_ns();
+            let nobody = lock(&self.connections).is_empty();
+            if now >= next_sweep_ns && !nobody {
+                self.end_idle(now);
+                next_sweep_ns = now + SWEEP.as_nanos() as u64;
+            }
+            // With nobody there, nothing happens before somebody comes.
+            let mut due = if nobody { u64::MAX } else { next_sweep_ns };
+            if no_room_ns > 0 && now >= no_room_ns {
+                no_room_ns = 0;
+                let _ = epoll::modify(&self.poll, listener, EventData::new_u64(LISTENER), EventFlags::IN);
+            } else if no_room_ns > 0 {
+                due = due.min(no_room_ns);
+            }
+            let pause = due.saturating_sub(now);
+            let pause = Timespec { tv_sec: (pause / 1_000_000_000) as i64, tv_nsec: (pause % 1_000_000_000) as i64 };
+            events.clear();
+            let timeout = (due != u64::MAX).then_some(&pause);
+            // Interrupted is as good as late.
+            let _ = epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), timeout);
+            for Event { data, .. } in events.drain(..) {
+                match data.u64() {
+                    WAKE => return,
+                    LISTENER => {
+                        if !self.take_in(listener, &mut next_number) {
+                            let _ =
+                                epoll::modify(&self.poll, listener, EventData::new_u64(LISTENER), EventFlags::empty());
+                            no_room_ns = clock::now_ns() + NO_ROOM.as_nanos() as u64;
+                        }
+                    }
+                    number => {
+                        let connection = lock(&self.connections).get(&number).cloned();
+                        if let Some(connection) = connection {
+                            lock(&self.turns).turns.push(connection.peer.user, connection);
+                            self.turn.notify_one();
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes in some of those who want to connect. Returns whether there was room for them.
+    fn take_in(&self, listener: &Socket, next_number: &mut u64) -> bool {
+        for _ in 0..AT_ONCE {
+            let socket = match listener.accept() {
+                Ok(socket) => socket,
+                Err(Errno(libc::EAGAIN)) => return true,
+                Err(_) => return false,
+            };
+            let Ok(peer) = socket.peer() else { continue };
+            let number = *next_number;
+            *next_number += 1;
+            let heard_ns = AtomicU64::new(clock::now_ns());
+            let connection = Connection { number, socket, peer, heard_ns };
+            if !self.has_room(peer.user) {
+                self.shared.state().counters.refused += 1;
+                let message = "too many connections; close some".into();
+                let answer = Answer::Error { code: Code::TooMany, message };
+                let _ = connection.socket.send(answer.to_string().as_bytes(), None);
+                continue;
+            }
+            let connection = Arc::new(connection);
+            lock(&self.connections).insert(number, connection.clone());
+            let events = EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT;
+            if epoll::add(&self.poll, &connection.socket, EventData::new_u64(number), events).is_err() {
+                lock(&self.connections).remove(&number);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn has_room(&self, user: u32) -> bool {
+        let connections = lock(&self.connections);
+        let of_user = connections.values().filter(|connection| connection.peer.user == user).count();
+        connections.len() < MOST && (user == 0 || (of_user < OF_USER && connections.len() < MOST - ROOT_ROOM))
+    }
+
+    /// Ends connections that have nothing and ask nothing.
+    fn end_idle(&self, now_ns: u64) {
+        let idle = |connection: &Arc<Connection>| {
+            now_ns.saturating_sub(connection.heard_ns.load(Ordering::Relaxed)) >= IDLE.as_nanos() as u64
+        };
+        let idle: Vec<_> = lock(&self.connections).values().filter(|connection| idle(connection)).cloned().collect();
+        // A worker may be at one of them; it then finds it ended.
+        idle.iter().filter(|connection| !self.shared.holds(connection.number)).for_each(|one| one.socket.end());
+    }
+
+    /// The life of a worker.
+    fn work(&self) {
+        let mut room = vec![0; REQUEST_MOST];
+        loop {
+            let connection = {
+                let mut queue = lock(&self.turns);
+                loop {
+                    if queue.over {
+                        return;
+                    }
+                    if let Some(connection) = queue.turns.pop() {
+                        break connection;
+                    }
+                    queue = self.turn.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                }
+            };
+            if !self.answer(&connection, &mut room) {
+                // First off the list, so that nobody is told of it once more.
+                lock(&self.connections).remove(&connection.number);
+                self.shared.left(connection.number);
+            }
+        }
+    }
+
+    /// Reads a request and answers it. Returns whether the connection goes on.
+    fn answer(&self, connection: &Connection, room: &mut [u8]) -> bool {
+        connection.heard_ns.store(clock::now_ns(), Ordering::Relaxed);
+        match connection.socket.receive_bytes(room) {
+            Err(Errno(libc::EAGAIN)) => {}
+            Ok(packet) if packet.len > 0 => {
+                let bytes = (!packet.cut).then_some(&room[..packet.len]);
+                let (answer, file) = self.shared.request(bytes, connection);
+                let sent =
+                    connection.socket.send(answer.to_string().as_bytes(), file.as_ref().map(std::os::fd::AsFd::as_fd));
+                drop(file);
+                if sent.is_err() {
+                    // Nobody has heard of a file that was handed out with it.
+                    self.shared.unheard(&answer);
+                    return false;
+                }
+            }
+            _ => return false,
+        }
+        let events = EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT;
+        epoll::modify(&self.poll, &connection.socket, EventData::new_u64(connection.number), events).is_ok()
+    }
+}
