@@ -110,8 +110,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let left = server.stop().map_err(failure)?;
     match left {
         0 => {}
-        1 => note("1 file is taken and not in use yet; the next server takes it over"),
-        _ => note(&format!("{left} files are taken and not in use yet; the next server takes them over")),
+        1 => note("1 file is still taken; the next server takes it over"),
+        _ => note(&format!("{left} files are still taken; the next server takes them over")),
     }
     Ok(ExitCode::SUCCESS)
 }
