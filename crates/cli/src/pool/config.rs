@@ -262,7 +262,11 @@ mod tests {
             floor: Some(GIB),
             limit: Some(24 * GIB),
             unused: Duration::from_secs(90),
-            quotas: Quotas { default: Some(8 * GIB), users: [(0, 32 * GIB), (4711, 1 << 20)].into() },
+            quotas: Quotas {
+                default: Some(8 * GIB),
+                users: [(0, 32 * GIB), (4711, 1 << 20)].into(),
+                ..Quotas::default()
+            },
             filler: vec!["x".into()],
         };
         assert_eq!(options, expected);
@@ -361,7 +365,7 @@ mod tests {
         let base = || Config::parse(base).unwrap();
         let first = Config::parse("size = \"4G\"\nquota = { 7 = \"3G\" }").unwrap().or(base());
         assert_eq!((first.size, first.nodes.len(), first.files.len()), (Some(4 * GIB), 0, 1));
-        assert_eq!(first.quotas, Quotas { default: Some(GIB), users: [(7, 3 * GIB)].into() });
+        assert_eq!(first.quotas, Quotas { default: Some(GIB), users: [(7, 3 * GIB)].into(), ..Quotas::default() });
         assert_eq!(Config::default().or(base()), base());
         assert_eq!(base().or(Config::parse("size = \"4G\"\ncpu = 6").unwrap()), base());
     }

@@ -5,9 +5,9 @@ use super::{failure, notify, progress};
 use crate::failure::Failure;
 use crate::output::note;
 use crate::signals::{self, SignalSet};
-use crate::values::{parse_group, parse_percent};
+use crate::values::{parse_group, parse_percent, parse_user};
 use indicatif::ProgressBar;
-use pagecrew::pool::{Options, Server};
+use pagecrew::pool::{Options, Server, Subordinates};
 use pagecrew::units::{parse_duration, parse_size};
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -162,7 +162,11 @@ fn fixed_settings(running: &Options, wanted: &Options) -> Vec<&'static str> {
 
 fn options(arguments: &Arguments) -> Result<Options, Failure> {
     let file = Config::read(arguments.config.as_deref())?;
-    given(arguments)?.or(file).options(filler()).map_err(Failure::Usage)
+    let mut options = given(arguments)?.or(file).options(filler()).map_err(Failure::Usage)?;
+    // Without the file, nobody has any.
+    let subordinates = std::fs::read_to_string("/etc/subuid").unwrap_or_default();
+    options.quotas.subordinates = Subordinates::read(&subordinates, |name| parse_user(name).ok());
+    Ok(options)
 }
 
 /// This program itself, also where another version has taken its place in the file system.

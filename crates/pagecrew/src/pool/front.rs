@@ -50,6 +50,8 @@ pub(super) struct Connection {
     pub number: u64,
     socket: Socket,
     pub peer: Peer,
+    /// The user who pays for what the peer takes.
+    pub account: u32,
     /// When it was last heard of.
     heard_ns: AtomicU64,
 }
@@ -171,7 +173,7 @@ impl Common {
                     number => {
                         let connection = lock(&self.connections).get(&number).cloned();
                         if let Some(connection) = connection {
-                            lock(&self.turns).turns.push(connection.peer.user, connection);
+                            lock(&self.turns).turns.push(connection.account, connection);
                             self.turn.notify_one();
                         }
                     }
@@ -192,8 +194,9 @@ impl Common {
             let number = *next_number;
             *next_number += 1;
             let heard_ns = AtomicU64::new(clock::now_ns());
-            let connection = Connection { number, socket, peer, heard_ns };
-            if !self.has_room(peer.user) {
+            let account = self.shared.state().settings.quotas.subordinates.account_of(peer.user);
+            let connection = Connection { number, socket, peer, account, heard_ns };
+            if !self.has_room(account) {
                 self.shared.state().counters.refused += 1;
                 let message = "too many connections; close some".into();
                 let answer = Answer::Error { code: Code::TooMany, message };
@@ -211,10 +214,10 @@ impl Common {
         true
     }
 
-    fn has_room(&self, user: u32) -> bool {
+    fn has_room(&self, account: u32) -> bool {
         let connections = lock(&self.connections);
-        let of_user = connections.values().filter(|connection| connection.peer.user == user).count();
-        connections.len() < MOST && (user == 0 || (of_user < OF_USER && connections.len() < MOST - ROOT_ROOM))
+        let of_user = connections.values().filter(|connection| connection.account == account).count();
+        connections.len() < MOST && (account == 0 || (of_user < OF_USER && connections.len() < MOST - ROOT_ROOM))
     }
 
     /// Ends connections that have nothing and ask nothing.

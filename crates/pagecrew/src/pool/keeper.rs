@@ -5,7 +5,7 @@ use super::gate::{self, Gate, Signals, Verdict};
 use super::rest::Rest;
 use super::server::Shared;
 use super::state::{Condition, Filling, GivenUp, Life, Ready, Settings, State, Taken};
-use super::stock::{self, Step};
+use super::stock::Step;
 use super::store::own_user;
 use crate::sys::mount::MemoryFs;
 use crate::sys::{HUGE_PAGE_SIZE, clock, procfs, shared_file};
@@ -206,19 +206,17 @@ impl Keeper {
     /// Does the next thing that brings the files nearer to what is wanted.
     fn step(&mut self) -> Next {
         let (node, step) = {
-            let state = self.shared.state();
-            let numbers: Vec<usize> = state.nodes.keys().copied().collect();
-            let of = |offset: usize| {
-                let number = numbers[(self.turn + offset) % numbers.len()];
-                let node = &state.nodes[&number];
-                (number, stock::next_step(&node.wanted, &node.stock()))
-            };
+            let mut state = self.shared.state();
+            let mut steps: Vec<(usize, Step)> =
+                state.nodes.iter_mut().map(|(&number, node)| (number, node.next_step())).collect();
+            let turn = self.turn % steps.len().max(1);
+            steps.rotate_left(turn);
+            steps.retain(|(_, step)| *step != Step::Nothing);
             let now = clock::now_ns();
             let is_full = |node: usize| self.full_nodes.get(&node).is_some_and(|full| now < full.until_ns);
-            let mut steps = (0..numbers.len()).map(of).filter(|(_, step)| *step != Step::Nothing);
             // A node that is full holds up no other.
-            let first = steps.clone().find(|&(node, step)| !(matches!(step, Step::Fill { .. }) && is_full(node)));
-            match (first, steps.next()) {
+            let first = steps.iter().find(|&&(node, step)| !(matches!(step, Step::Fill { .. }) && is_full(node)));
+            match (first.copied(), steps.first().copied()) {
                 (Some(found), _) => found,
                 (None, Some((node, _))) => {
                     drop(state);

@@ -29,7 +29,7 @@ pub(super) struct Entry {
 pub(super) struct Holding {
     /// Bytes that were handed out, whatever the file has now.
     pub size: usize,
-    /// To whom.
+    /// On whose account.
     pub user: u32,
     /// For how long.
     pub until: Until,

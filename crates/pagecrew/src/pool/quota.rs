@@ -16,6 +16,34 @@ pub struct Quotas {
     pub default: Option<usize>,
     /// Of those that are, by their numbers.
     pub users: BTreeMap<u32, usize>,
+    /// Whose account other users' memory is on.
+    pub subordinates: Subordinates,
+}
+
+/// Users that are others' in user namespaces (`subuid(5)`), and whose they are: what they take is on the account of the one to whom they
+/// belong, who would have thousands of quotas otherwise.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Subordinates(Vec<(std::ops::Range<u32>, u32)>);
+
+impl Subordinates {
+    /// What a file such as `/etc/subuid` says; `number` is a user's number by his name. Lines that make no sense are passed over, as the kernel's
+    /// own tools do it. Root's own are left out: they are machines' and containers' of the system, each for itself.
+    pub fn read(text: &str, number: impl Fn(&str) -> Option<u32>) -> Subordinates {
+        let range = |line: &str| {
+            let mut fields = line.split(':');
+            let owner = fields.next().filter(|owner| !owner.is_empty())?;
+            let (first, count): (u32, u32) = (fields.next()?.trim().parse().ok()?, fields.next()?.trim().parse().ok()?);
+            let owner = owner.parse().ok().or_else(|| number(owner)).filter(|owner| *owner != ROOT)?;
+            // User 0 is nobody's.
+            (first > ROOT).then(|| (first..first.saturating_add(count), owner))
+        };
+        Subordinates(text.lines().filter_map(range).collect())
+    }
+
+    /// Whose account `user`'s memory is on: his own, unless he is somebody's.
+    pub fn account_of(&self, user: u32) -> u32 {
+        self.0.iter().find(|(range, owner)| range.contains(&user) && *owner != user).map_or(user, |(_, owner)| *owner)
+    }
 }
 
 impl Quotas {
@@ -140,6 +168,29 @@ mod tests {
         assert_eq!((quotas.of(0), quotas.of(1000), quotas.of(1001)), (None, Some(8 * GIB), Some(32 * GIB)));
         quotas.users.insert(0, GIB);
         assert_eq!(quotas.of(0), Some(GIB));
+    }
+
+    #[test]
+    fn users_in_namespaces_are_on_the_account_of_their_owner() {
+        let text = "alice:100000:65536\nroot:1000000:65536\n\n1001:165536:65536:x\nbob:300000\nbob:x:1\n:7:7\nnobody-of-that-name:7:7\nbob:0:5\n\
+            bob:4294967290:100";
+        let number = |name: &str| {
+            [("alice", 1000), ("bob", 1002), ("root", 0)].iter().find(|user| user.0 == name).map(|user| user.1)
+        };
+        let all = Subordinates::read(text, number);
+        let accounts = [0, 3, 7, 1000, 100_000, 165_535, 165_536, 231_072, 300_000, 1_000_000, 4_294_967_294];
+        let expected = [0, 3, 7, 1000, 1000, 1000, 1001, 231_072, 300_000, 1_000_000, 1002];
+        assert_eq!(accounts.map(|user| all.account_of(user)), expected);
+        assert_eq!(Subordinates::default().account_of(100_000), 100_000);
+    }
+
+    proptest! {
+        #[test]
+        fn no_file_of_subordinates_is_too_odd(text in "[a-z0-9:\n -]{0,200}", user: u32) {
+            let all = Subordinates::read(&text, |name| name.len().try_into().ok());
+            prop_assert!(user == 0 || all.account_of(user) != 0 || user == all.account_of(user));
+            prop_assert_eq!(all.account_of(0), 0);
+        }
     }
 
     #[test]

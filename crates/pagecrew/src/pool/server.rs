@@ -2,6 +2,7 @@
 
 use super::error::Error;
 use super::front::{Connection, Front};
+use super::gate;
 use super::keeper::Keeper;
 use super::ledger::{Entry, Holding};
 use super::options::{Options, Sizes};
@@ -9,7 +10,6 @@ use super::protocol::{Answer, Code, REQUEST_MOST, Request, Until};
 use super::state::{Condition, GivenUp, Life, Ready, Refusal, Settings, State, Taken};
 use super::status::{self, Facts};
 use super::store::{self, Left, Store, Waiting};
-use super::{gate, stock};
 use crate::sys::mount::MemoryFs;
 use crate::sys::sched::{self, Class};
 use crate::sys::seqpacket::{Peer, Socket};
@@ -93,15 +93,15 @@ impl Shared {
         self.several_nodes.then_some(node)
     }
 
-    /// What is done for `peer`, over connection `connection`.
-    fn answer(&self, request: Request, peer: Peer, connection: u64) -> Result<(Answer, Option<File>), Refusal> {
+    /// What is done for whoever is connected.
+    fn answer(&self, request: Request, connection: &Connection) -> Result<(Answer, Option<File>), Refusal> {
         match request {
             Request::Take { size, node, until } => {
-                let (answer, file) = self.take(peer, connection, size, node, until)?;
+                let (answer, file) = self.take(connection, size, node, until)?;
                 Ok((answer, Some(file)))
             }
-            Request::Release { path } => Ok((self.release(peer, Path::new(&path))?, None)),
-            Request::Resize { size, node } => Ok((self.resize(peer, size, node)?, None)),
+            Request::Release { path } => Ok((self.release(connection, Path::new(&path))?, None)),
+            Request::Resize { size, node } => Ok((self.resize(connection.peer, size, node)?, None)),
             Request::Status => {
                 let facts = Facts {
                     backing: self.store.kind().name(),
@@ -116,8 +116,7 @@ impl Shared {
 
     fn take(
         &self,
-        peer: Peer,
-        connection: u64,
+        connection: &Connection,
         size: usize,
         node: Option<usize>,
         until: Until,
@@ -126,21 +125,21 @@ impl Shared {
             return Err(Refusal(Code::BadRequest, Error::Size(size).to_string()));
         }
         let life = match until {
-            Until::Closed => Life::Connection(connection),
+            Until::Closed => Life::Connection(connection.number),
             Until::Unused => Life::Path(None),
         };
-        let (node, ready, given_up) = self.reserve(peer.user, size, node, until)?;
+        let (node, ready, given_up) = self.reserve(connection.account, size, node, until)?;
         // Freed before the taker needs what it holds.
         self.give_back(given_up);
         self.hurry_filler(ready.id);
-        let holding = Holding { size, user: peer.user, until };
+        let holding = Holding { size, user: connection.account, until };
         let entry = Entry { id: ready.id, node, holding: Some(holding) };
         let name = entry.to_string();
         let hand_out = || {
             if ready.size != size {
                 self.store.resize(&ready.file, size, self.node(node))?;
             }
-            self.store.hand_out(&entry, &name, peer)
+            self.store.hand_out(&entry, &name, connection.peer)
         };
         match hand_out() {
             Ok(file) => {
@@ -202,10 +201,10 @@ impl Shared {
         }
         let quota = state.settings.quotas.of(user);
         state.accounts.charge(user, size, quota).map_err(|error| Refusal(Code::Quota, error.to_string()))?;
-        state.note_demand(node, size);
-        state.taken_ns = clock::now_ns();
-        let chosen = state.nodes.get(&node).and_then(|of| stock::choose(&of.stock(), size));
-        let chosen = chosen.and_then(|id| state.nodes.get_mut(&node)?.remove(id));
+        let now = clock::now_ns();
+        state.note_demand(node, user, size, now);
+        state.taken_ns = now;
+        let chosen = state.choose(node, user, size, now);
         let filled = chosen.as_ref().map_or(0, |ready| ready.filled.min(size));
         let given_up = match self.make_room(state, node, size - filled, taken + size) {
             Ok(given_up) => given_up,
@@ -285,14 +284,14 @@ impl Shared {
         bytes
     }
 
-    fn release(&self, peer: Peer, path: &Path) -> Result<Answer, Refusal> {
+    fn release(&self, connection: &Connection, path: &Path) -> Result<Answer, Refusal> {
         let none = || Refusal(Code::NotFound, format!("{} is not a file that is taken from this pool", path.display()));
         let name = self.store.taken_name(path).ok_or_else(none)?;
         let (id, size) = {
             let mut state = self.state();
             let of_name = |(_, taken): &(&u64, &mut Taken)| taken.name == name && taken.life != Life::Going;
             let (&id, taken) = state.taken.iter_mut().find(of_name).ok_or_else(none)?;
-            if peer.user != taken.user && peer.user != 0 {
+            if connection.account != taken.user && connection.peer.user != 0 {
                 return Err(Refusal(Code::Denied, format!("{} is another user's", path.display())));
             }
             taken.life = Life::Going;
@@ -358,7 +357,7 @@ impl Shared {
             None => Err(Refusal(Code::BadRequest, format!("a request has no more than {REQUEST_MOST} bytes"))),
             Some(bytes) => Request::read(bytes).map_err(|error| Refusal(Code::BadRequest, error.to_string())),
         };
-        let answer = request.and_then(|request| self.answer(request, connection.peer, connection.number));
+        let answer = request.and_then(|request| self.answer(request, connection));
         self.wake_keeper();
         answer.unwrap_or_else(|Refusal(code, message)| {
             self.state().counters.refused += 1;

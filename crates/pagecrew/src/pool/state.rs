@@ -4,7 +4,7 @@
 use super::ledger::{Entry, Holding};
 use super::protocol::Code;
 use super::quota::{Accounts, Quotas};
-use super::stock::{self, Demand, Waiting};
+use super::stock::{self, Demand, Refill, Step, Waiting};
 use super::store::Found;
 use crate::sys::{HUGE_PAGE_SIZE, shared_file};
 use std::collections::BTreeMap;
@@ -54,6 +54,7 @@ pub(super) struct Taken {
     /// The file's name, which says the rest.
     pub name: String,
     pub size: usize,
+    /// On whose account it is.
     pub user: u32,
     pub node: usize,
     pub life: Life,
@@ -82,16 +83,23 @@ pub(super) struct Node {
     pub demand: Demand,
     pub wanted: Vec<usize>,
     pub waiting: Vec<Ready>,
+    pub refill: Refill,
 }
 
 impl Node {
     fn new() -> Node {
-        Node { demand: Demand::new(), wanted: Vec::new(), waiting: Vec::new() }
+        Node { demand: Demand::new(), wanted: Vec::new(), waiting: Vec::new(), refill: Refill::default() }
     }
 
     /// The files that wait, as the policy sees them.
     pub fn stock(&self) -> Vec<Waiting> {
         self.waiting.iter().map(|ready| Waiting { id: ready.id, size: ready.size, filled: ready.filled }).collect()
+    }
+
+    /// What is to be done next to the files that wait.
+    pub fn next_step(&mut self) -> Step {
+        let stock = self.stock();
+        self.refill.next(&self.wanted, &stock)
     }
 
     pub fn filled(&self) -> usize {
@@ -186,9 +194,9 @@ impl State {
     }
 
     /// The same of one node, which was asked for `size` bytes.
-    pub fn note_demand(&mut self, number: usize, size: usize) {
+    pub fn note_demand(&mut self, number: usize, user: u32, size: usize, now_ns: u64) {
         let Some(node) = self.nodes.get_mut(&number) else { return };
-        node.demand.note(size);
+        node.demand.note(user, size, now_ns);
         let files = self.settings.files.get(&number).map_or(&[][..], Vec::as_slice);
         node.wanted = node.demand.wanted(files, self.settings.sizes.get(&number).copied().unwrap_or(0));
     }
@@ -252,6 +260,18 @@ impl State {
             }
         }
         best.map(|(number, _)| number)
+    }
+
+    /// Takes the waiting file out that a request of `user`'s is to get, if there is one and enough stays for others.
+    pub fn choose(&mut self, number: usize, user: u32, size: usize, now_ns: u64) -> Option<Ready> {
+        let kept = self.settings.sizes.get(&number).copied().unwrap_or(0);
+        let node = self.nodes.get_mut(&number)?;
+        let stock = node.stock();
+        let id = stock::choose(&stock, size)?;
+        let needs = node.demand.needs_of_others(user, kept, now_ns);
+        let ready = if stock::spares(&stock, id, needs) { node.remove(id) } else { None }?;
+        node.demand.served(user, ready.filled.min(size), now_ns);
+        Some(ready)
     }
 
     /// Takes out waiting files with `bytes` of filled memory, or all there are, those of the node `last` last.
@@ -425,7 +445,7 @@ mod tests {
                     }
                     Event::Take { node, user, pages } => {
                         let size = pages * HUGE_PAGE_SIZE;
-                        state.note_demand(node, size);
+                        state.note_demand(node, user, size, 0);
                         let chosen = stock::choose(&state.nodes[&node].stock(), size);
                         let Some(ready) = chosen.and_then(|id| state.nodes.get_mut(&node)?.remove(id)) else { continue };
                         state.accounts.charge(user, size, None).unwrap();

@@ -5,7 +5,8 @@
 //! in another file. So it matters which sizes wait.
 
 use crate::sys::HUGE_PAGE_SIZE;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::time::Duration;
 
 /// A pool has at most so many files, each of which costs a descriptor and a look at it at each request.
 pub const FILES_MOST: usize = 4096;
@@ -32,11 +33,46 @@ const NEW: u64 = 4;
 /// better than one more of those that are.
 const FIRST: u64 = 4;
 
+/// So many users are remembered, those who asked last.
+const USERS_MOST: usize = 64;
+/// Whoever has asked for nothing for so long is not waited for.
+const ACTIVE: Duration = Duration::from_secs(1800);
+/// What somebody got counts for half after so long.
+const HALF: Duration = Duration::from_secs(300);
+/// Of a user's last requests, those that say how much the next one may be.
+const NEXT: usize = 16;
+
+/// What one user asked for lately.
+#[derive(Debug, Clone)]
+struct Requests {
+    user: u32,
+    /// When the last one came.
+    last_ns: u64,
+    /// The last one first.
+    sizes: VecDeque<usize>,
+    /// Bytes that were ready for him at the time `had_ns`; half as many each [`HALF`].
+    had: usize,
+    had_ns: u64,
+}
+
+impl Requests {
+    /// As much as may be asked for next, but no more than `share`.
+    fn next(&self, share: usize) -> usize {
+        whole(self.sizes.iter().take(NEXT).max().copied().unwrap_or(0).min(share))
+    }
+
+    /// What was ready for him lately.
+    fn had(&self, now_ns: u64) -> usize {
+        let halves = now_ns.saturating_sub(self.had_ns) / HALF.as_nanos() as u64;
+        self.had.checked_shr(halves.try_into().unwrap_or(u32::MAX)).unwrap_or(0)
+    }
+}
+
 /// What was asked for lately, of one node.
 #[derive(Debug, Clone, Default)]
 pub struct Demand {
-    /// The last requests, the last one first.
-    lately: VecDeque<usize>,
+    /// Of each user, those who asked last first. Each on a list of his own, so that nobody's many requests make others' forgotten.
+    lately: VecDeque<Requests>,
     /// How many files of which sizes were wanted the last time because they had been asked for.
     kept: BTreeMap<usize, usize>,
 }
@@ -67,21 +103,60 @@ impl Demand {
         Demand::default()
     }
 
-    /// Takes note of a request of `size`.
-    pub fn note(&mut self, size: usize) {
+    /// Takes note of a request of `user`'s of `size` at the time `now_ns`.
+    pub fn note(&mut self, user: u32, size: usize, now_ns: u64) {
         debug_assert!(size.is_multiple_of(HUGE_PAGE_SIZE));
-        self.lately.truncate(LATELY_MOST - 1);
-        self.lately.push_front(size.min(SIZE_MOST));
+        let known = self.lately.iter().position(|requests| requests.user == user);
+        let mut requests = known.and_then(|place| self.lately.remove(place)).unwrap_or(Requests {
+            user,
+            last_ns: now_ns,
+            sizes: VecDeque::new(),
+            had: 0,
+            had_ns: now_ns,
+        });
+        requests.last_ns = now_ns;
+        requests.sizes.truncate(LATELY_MOST - 1);
+        requests.sizes.push_front(size.min(SIZE_MOST));
+        self.lately.truncate(USERS_MOST - 1);
+        self.lately.push_front(requests);
     }
 
-    /// How often which sizes were asked for lately. Sizes that came only once are rounded up, so that a pool for sizes
-    /// of all kinds has a few that suit most of them.
+    /// Takes note that `bytes` were ready for `user` at the time `now_ns`, who has just asked.
+    pub fn served(&mut self, user: u32, bytes: usize, now_ns: u64) {
+        if let Some(requests) = self.lately.iter_mut().find(|requests| requests.user == user) {
+            (requests.had, requests.had_ns) = (requests.had(now_ns).saturating_add(bytes), now_ns);
+        }
+    }
+
+    /// What is to stay ready for others than `user`: for each who has asked lately and has had less ready than he, as much as that one may ask
+    /// for next, but no more than his share of the `size` that is kept ready. What is behind that, anybody may have; so somebody who takes
+    /// and takes gets what is refilled for him, and what he asks for beyond is zeroed for him on the spot.
+    pub fn needs_of_others(&self, user: u32, size: usize, now_ns: u64) -> Vec<usize> {
+        let of_user = self.lately.iter().find(|requests| requests.user == user);
+        let had = of_user.map_or(0, |requests| requests.had(now_ns));
+        let others = || self.active(now_ns).filter(|requests| requests.user != user);
+        let share = size / (others().count() + 1);
+        others().filter(|requests| requests.had(now_ns) < had).map(|requests| requests.next(share)).collect()
+    }
+
+    /// Who has asked lately.
+    fn active(&self, now_ns: u64) -> impl Iterator<Item = &Requests> {
+        let lately = self.lately.iter();
+        lately.filter(move |requests| now_ns.saturating_sub(requests.last_ns) < ACTIVE.as_nanos() as u64)
+    }
+
+    /// How often which sizes were asked for lately: of each user's requests as many as of any other's, as far as he has them. Sizes that came
+    /// only once are rounded up, so that a pool for sizes of all kinds has a few that suit most of them.
     fn times(&self, room: usize) -> BTreeMap<usize, usize> {
-        let (mut exact, mut sum) = (BTreeMap::new(), 0);
-        for (index, &size) in self.lately.iter().enumerate() {
-            if index >= LATELY_LEAST && sum >= TURNS.saturating_mul(room) {
+        let (mut exact, mut sum, mut count) = (BTreeMap::new(), 0_usize, 0);
+        let longest = self.lately.iter().map(|requests| requests.sizes.len()).max().unwrap_or(0);
+        let in_turn =
+            (0..longest).flat_map(|turn| self.lately.iter().filter_map(move |requests| requests.sizes.get(turn)));
+        for &size in in_turn.take(LATELY_MOST) {
+            if count >= LATELY_LEAST && sum >= TURNS.saturating_mul(room) {
                 break;
             }
+            count += 1;
             sum = sum.saturating_add(size);
             *exact.entry(size).or_insert(0) += 1;
         }
@@ -93,8 +168,8 @@ impl Demand {
     }
 
     /// The sizes of the files to keep, the most important first. They add up to `size` (rounded down to 2 MiB), and are
-    /// at most [`FILES_MOST`]. Those in `files` (a size and how many) come first, as far as they fit. The rest is
-    /// divided by what was asked for lately.
+    /// at most [`FILES_MOST`]. Those in `files` (a size and how many) come first, as far as they fit. Then, where there are several
+    /// users, one for what each may ask for next, within his share. The rest is divided by what was asked for lately.
     pub fn wanted(&mut self, files: &[(usize, usize)], size: usize) -> Vec<usize> {
         let mut rest = whole(size);
         let (mut wanted, mut told) = (Vec::new(), BTreeMap::new());
@@ -105,6 +180,18 @@ impl Demand {
             wanted.extend(std::iter::repeat_n(size, fit));
             rest -= fit * size;
             *told.entry(size).or_insert(0) += fit;
+        }
+        let now = self.lately.front().map_or(0, |requests| requests.last_ns);
+        let users = self.active(now).count();
+        if users > 1 {
+            let share = rest / users;
+            for next in self.active(now).map(|requests| requests.next(share)).filter(|next| *next > 0) {
+                if wanted.len() < most {
+                    wanted.push(next);
+                    rest -= next;
+                    *told.entry(next).or_insert(0) += 1;
+                }
+            }
         }
         let room = rest;
         let times = self.times(room);
@@ -219,10 +306,66 @@ fn assign(wanted: &[usize], stock: &[Waiting]) -> Assignment {
     Assignment { places, surplus }
 }
 
+/// Which file is filled next, so that no size has all of the filling: who takes one small file after the other would have them filled anew
+/// all the time, ahead of others' large ones. Of the sizes that are missing, one is filled of which fewest were filled since nothing was missing.
+#[derive(Debug, Clone, Default)]
+pub struct Refill {
+    /// How many files of which sizes were filled since nothing was missing.
+    done: BTreeMap<usize, usize>,
+    /// As many as of the size that had the last turn: where a size begins that is new.
+    last: usize,
+    /// The file that is being filled, and its size.
+    at: Option<(u64, usize)>,
+}
+
+impl Refill {
+    /// As [`next_step`], in turn.
+    pub fn next(&mut self, wanted: &[usize], stock: &[Waiting]) -> Step {
+        let goes_on =
+            |&(id, size): &(u64, usize)| stock.iter().any(|file| file.id == id && file.size == size && !file.is_full());
+        // One that was taken meanwhile was filled for somebody, too.
+        if let Some((_, size)) = self.at.take_if(|at| !goes_on(at)) {
+            *self.done.entry(size).or_insert(self.last) += 1;
+        }
+        let missing = missing_sizes(wanted, stock);
+        if missing.is_empty() {
+            self.done.clear();
+            self.last = 0;
+        }
+        let done = |size: usize| self.done.get(&size).copied().unwrap_or(self.last);
+        let least = missing.iter().map(|&size| done(size)).min().unwrap_or(0);
+        let step = step_of(wanted, stock, |size| done(size) == least);
+        self.last = self.last.max(least);
+        if let Step::Fill { id } = step {
+            self.at = stock.iter().find(|file| file.id == id).map(|file| (id, file.size));
+        }
+        step
+    }
+}
+
+/// Sizes of which fewer files are full than are wanted.
+fn missing_sizes(wanted: &[usize], stock: &[Waiting]) -> BTreeSet<usize> {
+    let mut full: BTreeMap<usize, usize> = BTreeMap::new();
+    stock.iter().filter(|file| file.is_full()).for_each(|file| *full.entry(file.size).or_insert(0) += 1);
+    let is_missing = |size: &&usize| match full.get_mut(size) {
+        Some(left) if *left > 0 => {
+            *left -= 1;
+            false
+        }
+        _ => true,
+    };
+    wanted.iter().filter(is_missing).copied().collect()
+}
+
 /// The next thing to do so that what waits becomes what is `wanted`, with the least zeroing. Files never add up to more
 /// than what is wanted, or than what they added up to before. What is there is used up only as the files that take its
 /// place are made, one by one.
 pub fn next_step(wanted: &[usize], stock: &[Waiting]) -> Step {
+    step_of(wanted, stock, |_| true)
+}
+
+/// The same, for sizes that have a turn.
+fn step_of(wanted: &[usize], stock: &[Waiting], has_turn: impl Fn(usize) -> bool) -> Step {
     let (target, sum) = (wanted.iter().sum::<usize>(), stock.iter().map(|file| file.size).sum::<usize>());
     let Assignment { places, surplus } = assign(wanted, stock);
     // The fullest becomes the largest: of all ways to make these files into those, that keeps most of what is zero.
@@ -244,6 +387,7 @@ pub fn next_step(wanted: &[usize], stock: &[Waiting]) -> Step {
     for (index, &size) in wanted.iter().enumerate() {
         match places[index] {
             Some(file) if file.is_full() => {}
+            _ if !has_turn(size) => {}
             Some(file) => return Step::Fill { id: file.id },
             None => {
                 let rank = missing.iter().position(|other| *other == index);
@@ -264,14 +408,36 @@ const ZERO_COST: usize = 60;
 const CUT_COST: usize = 4;
 
 /// The file to hand out for a request of `size`: it is then made that long, longer or shorter. It is the one with the
-/// least wait for whoever asks, of equals the smallest. None: nothing that waits is filled.
+/// least wait for whoever asks, of equals the smallest. None: nothing that waits is filled, or to zero it all on the spot is no longer a wait
+/// than to cut what there is, as where little is asked for and only a large file waits.
 pub fn choose(stock: &[Waiting], size: usize) -> Option<u64> {
     let wait = |file: &Waiting| {
         let (missing, cut) = (size.saturating_sub(file.filled), file.filled.saturating_sub(size));
         missing.saturating_mul(ZERO_COST).saturating_add(cut.saturating_mul(CUT_COST))
     };
-    let filled = stock.iter().filter(|file| file.filled > 0);
-    filled.min_by_key(|file| (wait(file), file.size, file.id)).map(|file| file.id)
+    let better = |file: &&Waiting| file.filled > 0 && wait(file) < size.saturating_mul(ZERO_COST);
+    stock.iter().filter(better).min_by_key(|file| (wait(file), file.size, file.id)).map(|file| file.id)
+}
+
+/// Whether others' `needs` are served as well without the file `id` as with it, each by a file of its own.
+pub fn spares(stock: &[Waiting], id: u64, mut needs: Vec<usize>) -> bool {
+    if needs.is_empty() {
+        return true;
+    }
+    needs.sort_unstable();
+    let served = |without: Option<u64>| {
+        let mut filled: Vec<usize> =
+            stock.iter().filter(|file| Some(file.id) != without).map(|file| file.filled).collect();
+        filled.sort_unstable();
+        // The largest first: the smallest file that has all of it, or the fullest.
+        let serve = |need: &usize| {
+            let enough = filled.partition_point(|filled| filled < need);
+            let place = enough.min(filled.len().checked_sub(1)?);
+            Some(filled.remove(place).min(*need))
+        };
+        needs.iter().rev().map_while(serve).sum::<usize>()
+    };
+    served(Some(id)) >= served(None)
 }
 
 /// Files to give up so that at least `bytes` of filled memory go back (everything, if that is not enough), the least
@@ -298,13 +464,12 @@ mod tests {
     use super::*;
     use crate::sys::clock::thread_cpu_ns;
     use proptest::prelude::*;
-    use std::time::Duration;
 
     const GIB: usize = 1 << 30;
 
     fn after(requests: &[usize]) -> Demand {
         let mut demand = Demand::new();
-        requests.iter().for_each(|&size| demand.note(size));
+        requests.iter().for_each(|&size| demand.note(7, size, 0));
         demand
     }
 
@@ -356,7 +521,7 @@ mod tests {
         assert_eq!(wanted[..4], [GIB, GIB, 15 * GIB, 15 * GIB / 2]);
         let mut demand = after(&[4 * GIB; 60]);
         let before = demand.wanted(&[], 32 * GIB);
-        demand.note(30 * GIB);
+        demand.note(7, 30 * GIB, 0);
         assert_eq!(demand.wanted(&[], 32 * GIB), before);
     }
 
@@ -538,6 +703,7 @@ mod tests {
         demand: Demand,
         wanted: Vec<usize>,
         stock: Vec<Waiting>,
+        turns: Refill,
         last: u64,
         asked: usize,
         possible: usize,
@@ -556,7 +722,7 @@ mod tests {
         }
 
         fn step(&mut self) -> bool {
-            let step = next_step(&self.wanted, &self.stock);
+            let step = self.turns.next(&self.wanted, &self.stock);
             let at = |id: u64| self.stock.iter().position(|file| file.id == id).unwrap();
             match step {
                 Step::Create { size } => {
@@ -592,14 +758,21 @@ mod tests {
         }
 
         fn take(&mut self, size: usize) {
-            if let Some(id) = choose(&self.stock, size) {
-                let at = self.stock.iter().position(|file| file.id == id).unwrap();
-                self.ready += self.stock.remove(at).filled.min(size);
-            }
+            self.ready += self.take_as(7, size);
             self.asked += size;
             self.possible += size.min(self.size);
-            self.demand.note(size);
+        }
+
+        /// As a server does it. Returns how much of it was ready.
+        fn take_as(&mut self, user: u32, size: usize) -> usize {
+            let needs = self.demand.needs_of_others(user, self.size, 0);
+            let chosen = choose(&self.stock, size).filter(|&id| spares(&self.stock, id, needs));
+            let place = chosen.and_then(|id| self.stock.iter().position(|file| file.id == id));
+            let ready = place.map_or(0, |at| self.stock.remove(at).filled.min(size));
+            self.demand.note(user, size, 0);
+            self.demand.served(user, ready, 0);
             self.wanted = self.demand.wanted(&[], self.size);
+            ready
         }
     }
 
@@ -700,6 +873,90 @@ mod tests {
         }
     }
 
+    /// Two who ask for a machine now and then, and a third who takes and takes: small files, large ones, or those of others' sizes, and gives
+    /// them back at once. The two have as much ready as without him, within a twentieth.
+    #[test]
+    fn nobody_gets_less_for_another_ones_greed() {
+        let hostile: [fn(&mut Numbers) -> usize; 4] =
+            [|_| HUGE_PAGE_SIZE, |_| 16 * GIB, |numbers| [4, 8][numbers.below(2)] * GIB, any];
+        let share = |gib: usize, greed: Option<fn(&mut Numbers) -> usize>| {
+            let (mut numbers, mut pool) = (Numbers(4), Pool::new(gib * GIB));
+            let (mut asked, mut ready) = (0, 0);
+            for request in 0..400 {
+                let size = [4, 8][request % 2] * GIB;
+                let had = pool.take_as(request as u32 % 2, size);
+                if request >= 100 {
+                    (asked, ready) = (asked + size, ready + had);
+                }
+                for _ in 0..20 {
+                    if let Some(greed) = greed {
+                        pool.take_as(9, greed(&mut numbers));
+                    }
+                    // What is refilled between two of his requests is less than he takes.
+                    pool.step();
+                    pool.step();
+                }
+            }
+            ready as f64 / asked as f64
+        };
+        for gib in [24, 64] {
+            let alone = share(gib, None);
+            for (number, greed) in hostile.into_iter().enumerate() {
+                let beside = share(gib, Some(greed));
+                assert!(beside >= alone - 0.05, "{gib} GiB, greed {number}: {beside} instead of {alone}");
+            }
+        }
+    }
+
+    #[test]
+    fn small_requests_leave_large_files_whole() {
+        let stock = waiting(&[(16 * GIB, 16 * GIB)]);
+        assert_eq!((choose(&stock, HUGE_PAGE_SIZE), choose(&stock, 512 << 20)), (None, None));
+        assert_eq!((choose(&stock, 2 * GIB), choose(&stock, 12 * GIB)), (Some(1), Some(1)));
+    }
+
+    #[test]
+    fn what_others_may_ask_for_next_stays_ready() {
+        let mut demand = Demand::new();
+        assert_eq!(demand.needs_of_others(1, 64 * GIB, 0), []);
+        demand.note(1, 8 * GIB, 0);
+        demand.note(2, 60 * GIB, 0);
+        demand.served(2, 60 * GIB, 0);
+        // Whoever has had more leaves to the other one what that may ask for, and not the other way round.
+        assert_eq!(
+            (demand.needs_of_others(2, 64 * GIB, 0), demand.needs_of_others(1, 64 * GIB, 0)),
+            (vec![8 * GIB], vec![])
+        );
+        // No more than a share, however much was asked for; nothing for whoever has been away.
+        demand.served(1, 61 * GIB, 5);
+        assert_eq!(demand.needs_of_others(1, 64 * GIB, 5), [32 * GIB]);
+        assert_eq!(demand.needs_of_others(1, 64 * GIB, 5 + ACTIVE.as_nanos() as u64), []);
+        // What was long ago counts for less.
+        let later = 7 * HALF.as_nanos() as u64;
+        demand.note(2, 8 * GIB, later);
+        demand.served(2, GIB, later);
+        demand.note(1, 8 * GIB, later);
+        assert_eq!(
+            (demand.needs_of_others(2, 64 * GIB, later), demand.needs_of_others(1, 64 * GIB, later)),
+            (vec![8 * GIB], vec![])
+        );
+        // Others are remembered as far as there is room for them.
+        (0..200).for_each(|user| demand.note(user, HUGE_PAGE_SIZE, later));
+        assert_eq!(demand.lately.len(), USERS_MOST);
+    }
+
+    #[test]
+    fn a_file_is_spared_that_nobody_else_needs() {
+        let stock = waiting(&[(8 * GIB, 8 * GIB), (4 * GIB, 4 * GIB), (4 * GIB, 4 * GIB), (16 * GIB, 2 * GIB)]);
+        let spares = |id, needs: &[usize]| spares(&stock, id, needs.to_vec());
+        assert!(
+            spares(1, &[]) && spares(1, &[4 * GIB, 4 * GIB]) && spares(2, &[8 * GIB]) && spares(2, &[8 * GIB, 4 * GIB])
+        );
+        assert!(!spares(1, &[8 * GIB]) && !spares(2, &[4 * GIB, 4 * GIB, 8 * GIB]));
+        // Half of what somebody needs is better than nothing, and what helps nobody can be had.
+        assert!(!spares(1, &[12 * GIB]) && spares(4, &[4 * GIB]) && spares(2, &[12 * GIB]));
+    }
+
     #[test]
     fn a_host_of_eight_nodes() {
         let mut numbers = Numbers(3);
@@ -729,7 +986,7 @@ mod tests {
     #[test]
     fn the_largest_pools_cost_little() {
         let mut demand = Demand::new();
-        (0..LATELY_MOST).for_each(|request| demand.note((request % 256 + 1) * HUGE_PAGE_SIZE));
+        (0..LATELY_MOST).for_each(|request| demand.note(7, (request % 256 + 1) * HUGE_PAGE_SIZE, 0));
         let wanted = demand.wanted(&[], 1 << 40);
         assert!(wanted.len() > FILES_MOST / 2, "{}", wanted.len());
         let file = |(index, &size): (usize, &usize)| Waiting { id: index as u64, size, filled: size };

@@ -22,11 +22,16 @@ struct Attacker {
 
 impl Attacker {
     fn start(place: &Place, attack: &str) -> Attacker {
+        Attacker::start_as(NOBODY, place, attack)
+    }
+
+    fn start_as(user: u32, place: &Place, attack: &str) -> Attacker {
         let command = this_test("attacks::the_attacker");
         let mut process = Command::new(&command[0])
             .args(&command[1..])
             .env("POOL", &place.0)
             .env("ATTACK", attack)
+            .env("ATTACKER", user.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -142,7 +147,7 @@ fn nobody_gets_more_than_his_quota_whatever_he_tries() {
 fn try_it(name: &str) {
     let number = ATTACKS.iter().position(|(attack, _)| *attack == name).unwrap();
     let place = Place::new(&format!("attacked-{number}"));
-    let quotas = Quotas { default: Some(QUOTA), users: BTreeMap::new() };
+    let quotas = Quotas { default: Some(QUOTA), ..Quotas::default() };
     let Some(server) = serve(Options { quotas, unused: Duration::ZERO, ..place.options(READY) }) else { return };
     let client = Client::connect(&place.socket()).unwrap();
     wait_until_full(&client);
@@ -184,15 +189,39 @@ fn a_successor_knows_what_was_handed_out_whatever_became_of_it() {
     }
 }
 
+/// Users that are his in namespaces are on their owner's account.
+#[test]
+fn a_user_with_many_numbers_has_one_quota() {
+    let place = Place::new("numbers");
+    let subordinates = Subordinates::read(&format!("{NOBODY}:70000:10"), |_| None);
+    let quotas = Quotas { default: Some(QUOTA), subordinates, ..Quotas::default() };
+    let Some(server) = serve(Options { quotas, ..place.options(READY) }) else { return };
+    let client = Client::connect(&place.socket()).unwrap();
+    let mut others: Vec<Attacker> =
+        [NOBODY, 70_001, 70_002].iter().map(|&user| Attacker::start_as(user, &place, "take what is left")).collect();
+    others.iter_mut().for_each(Attacker::rested);
+    let status = status(&client);
+    assert!(status.contains(&format!("{{\"user\":{NOBODY},\"taken\":{QUOTA},\"files\":2,")), "{status}");
+    others.into_iter().for_each(Attacker::end);
+    // Whose number is nobody's has a quota of his own.
+    let mut other = Attacker::start_as(70_010, &place, "take what is left");
+    other.rested();
+    assert_eq!(figure(&client.status().unwrap(), "taken"), QUOTA + QUOTA / 2);
+    other.end();
+    drop(client);
+    server.stop().unwrap();
+}
+
 #[test]
 #[ignore = "the attacker of other tests"]
 fn the_attacker() {
     let (Some(directory), Ok(name)) = (place_of_parent(), std::env::var("ATTACK")) else { return };
+    let user = std::env::var("ATTACKER").unwrap().parse().unwrap();
     // SAFETY: take numbers; from here on this process is an ordinary user's.
     unsafe {
         assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
-        assert_eq!(libc::setresgid(NOBODY, NOBODY, NOBODY), 0);
-        assert_eq!(libc::setresuid(NOBODY, NOBODY, NOBODY), 0);
+        assert_eq!(libc::setresgid(user, user, user), 0);
+        assert_eq!(libc::setresuid(user, user, user), 0);
         // Else what is said of this process in /proc stays root's.
         assert_eq!(libc::prctl(libc::PR_SET_DUMPABLE, 1), 0);
     }
@@ -522,6 +551,11 @@ fn odd_paths(directory: &Path, client: &Client) {
 
 /// What is done to a file of 4 MiB between two servers.
 fn while_nobody_serves(attack: &str, client: &Client) {
+    if attack == "take what is left" {
+        let taken = client.take(&request(QUOTA / 2, Until::Unused));
+        assert!(taken.is_ok() || code(taken) == Code::Quota);
+        return rest();
+    }
     let taken = take(client, 4 * MIB);
     rest();
     match attack {

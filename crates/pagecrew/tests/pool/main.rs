@@ -2,11 +2,11 @@
 
 mod attacks;
 
-use pagecrew::pool::{Backing, Client, Code, Error, Options, Quotas, Request, Server, Sizes, Until};
+use pagecrew::pool::{Backing, Client, Code, Error, Options, Quotas, Request, Server, Sizes, Subordinates, Until};
 use pagecrew::sys::Errno;
 use pagecrew::sys::seqpacket::Socket;
 use pagecrew::sys::shared_file::{Mapped, backed_bytes};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -328,7 +328,7 @@ fn others_can_run_this() -> bool {
 #[test]
 fn another_user_gets_what_is_his_and_no_more() {
     let place = Place::new("user");
-    let quotas = Quotas { default: Some(8 * MIB), users: BTreeMap::new() };
+    let quotas = Quotas { default: Some(8 * MIB), ..Quotas::default() };
     let Some(server) = serve(Options { quotas, ..place.options(16 * MIB) }) else { return };
     if !others_can_run_this() {
         eprintln!("left out: other users can't run this test");
