@@ -87,6 +87,14 @@ impl<'a> Setting<'a> {
         parse(&text).map_err(|error| self.error(error))
     }
 
+    /// The value, true or false.
+    pub fn flag(&self) -> Result<bool, String> {
+        match &self.value {
+            DeValue::Boolean(value) => Ok(*value),
+            other => Err(self.error(format!("this {} is neither true nor false", other.type_str()))),
+        }
+    }
+
     /// The value, a number or a text, as it is written.
     pub fn text(&self) -> Result<String, String> {
         self.parse(|text| Ok::<_, String>(text.to_owned()))

@@ -24,6 +24,7 @@ pub struct Config {
     /// As a share of one CPU.
     pub cpu: Option<f64>,
     pub floor: Option<usize>,
+    pub below_floor: Option<bool>,
     pub limit: Option<usize>,
     pub unused: Option<Duration>,
     pub directory: Option<PathBuf>,
@@ -33,13 +34,14 @@ pub struct Config {
     pub quotas: Quotas,
 }
 
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 14] = [
     "size",
     "nodes",
     "backing",
     "files",
     "cpu",
     "floor",
+    "below-floor",
     "limit",
     "unused",
     "directory",
@@ -82,6 +84,7 @@ impl Config {
             }
             "cpu" => self.cpu = Some(setting.parse(parse_percent)?),
             "floor" => self.floor = Some(setting.parse(parse_size)?),
+            "below-floor" => self.below_floor = Some(setting.flag()?),
             "limit" => self.limit = Some(setting.parse(parse_file_size)?),
             "unused" => self.unused = Some(setting.parse(parse_duration)?),
             "directory" => self.directory = Some(setting.parse(parse_path)?),
@@ -127,6 +130,7 @@ impl Config {
             files: if self.files.is_empty() { base.files } else { self.files },
             cpu: self.cpu.or(base.cpu),
             floor: self.floor.or(base.floor),
+            below_floor: self.below_floor.or(base.below_floor),
             limit: self.limit.or(base.limit),
             unused: self.unused.or(base.unused),
             directory: self.directory.or(base.directory),
@@ -168,6 +172,7 @@ impl Config {
             files: self.files,
             cpu: self.cpu.unwrap_or(defaults.cpu),
             floor: self.floor,
+            below_floor: self.below_floor.unwrap_or(defaults.below_floor),
             limit: self.limit,
             unused: self.unused.unwrap_or(defaults.unused),
             quotas: self.quotas,
@@ -241,6 +246,7 @@ mod tests {
             files = ["4G:2", "2G"]
             cpu = 12.5
             floor = "1G"
+            below-floor = true
             limit = "24G"
             unused = 90
             directory = "/srv/pool"
@@ -260,6 +266,7 @@ mod tests {
             files: vec![(4 * GIB, 2), (2 * GIB, 1)],
             cpu: 0.125,
             floor: Some(GIB),
+            below_floor: true,
             limit: Some(24 * GIB),
             unused: Duration::from_secs(90),
             quotas: Quotas {
@@ -317,6 +324,7 @@ mod tests {
             ("cpu = 0", "cpu", "percentage"),
             ("cpu = \"much\"", "cpu", "percentage"),
             ("floor = \"12Q\"", "floor", "'12Q' is not a size"),
+            ("below-floor = 1", "below-floor", "neither true nor false"),
             ("limit = -1", "limit", "'-1' is not a size"),
             ("unused = \"soon\"", "unused", "'soon' is not a duration"),
             ("directory = \"\"", "directory", "character"),

@@ -29,7 +29,7 @@ Examples:
   pagecrew pool serve --size 16G --socket-group kvm --quota 8G --quota alice=32G
   systemctl enable --now pagecrew-pool          (settings: /etc/pagecrew/pool.toml)
 
-SIGHUP reads the file again; size, nodes, files, cpu, floor, unused and quota take effect at once. \
+SIGHUP reads the file again; size, nodes, files, cpu, floor, below-floor, unused and quota take effect at once. \
 SIGTERM and SIGINT end it: what is ready is given back, what is taken stays with those who have it.")]
 pub struct Arguments {
     /// How much is kept ready in all, spread evenly over the NUMA nodes; a multiple of 2 MiB, as all sizes here
@@ -52,6 +52,9 @@ pub struct Arguments {
     /// Free memory of the machine that filling leaves alone [default: 5 % of all, at least 512M]
     #[arg(long, value_name = "SIZE")]
     floor: Option<String>,
+    /// Give out more than is ready even where that leaves less than the floor
+    #[arg(long)]
+    below_floor: bool,
     /// The most that is ready and taken together [default: the machine's memory]
     #[arg(long, value_name = "SIZE")]
     limit: Option<String>,
@@ -183,6 +186,7 @@ fn given(arguments: &Arguments) -> Result<Config, Failure> {
         files: all("--file", &arguments.file, config::parse_files)?,
         cpu: one("--cpu", &arguments.cpu, parse_percent)?,
         floor: one("--floor", &arguments.floor, parse_size)?,
+        below_floor: arguments.below_floor.then_some(true),
         limit: one("--limit", &arguments.limit, config::parse_file_size)?,
         unused: one("--unused", &arguments.unused, parse_duration)?,
         directory: arguments.directory.clone(),
@@ -252,6 +256,7 @@ mod tests {
             "2M:2",
             "--cpu=7%",
             "--floor=3",
+            "--below-floor",
             "--limit=8M",
             "--unused=5s",
             "--directory=/d",
@@ -264,6 +269,7 @@ mod tests {
         .unwrap();
         assert_eq!(options.sizes, Sizes::Nodes([(0, 2 << 20), (1, 4 << 20)].into()));
         assert_eq!((options.backing, options.files, options.cpu), (Backing::Tmpfs, vec![(2 << 20, 2)], 0.07));
+        assert!(options.below_floor && !from_file.below_floor);
         assert_eq!((options.floor, options.limit, options.unused), (Some(3), Some(8 << 20), Duration::from_secs(5)));
         assert_eq!((options.socket.to_str(), options.socket_mode), (Some("/d/socket"), 0o600));
         assert_eq!((options.quotas.default, options.quotas.users.get(&0)), (Some(2 << 30), Some(&(3 << 30))));

@@ -32,6 +32,8 @@ const SAVED: Duration = Duration::from_millis(200);
 /// How long nothing is filled after nothing could be had, at first and at most.
 const RETRY: Duration = Duration::from_secs(2);
 const RETRY_MOST: Duration = Duration::from_secs(300);
+/// How often the log says what goes on for long.
+const SAY: Duration = Duration::from_secs(60);
 /// A taken file that was found too large so often is taken away.
 const OFFENCES: u32 = 3;
 
@@ -51,6 +53,26 @@ impl Setback {
 
     fn over(&mut self) {
         *self = Setback::default();
+    }
+}
+
+/// What happens in many small pieces, and is said at once and then once a minute.
+#[derive(Debug, Default)]
+struct Sum {
+    bytes: usize,
+    said_ns: Option<u64>,
+}
+
+impl Sum {
+    /// Adds `bytes`. Returns all that was not said yet, when it is time to say it.
+    fn add(&mut self, bytes: usize, now_ns: u64) -> Option<usize> {
+        self.bytes += bytes;
+        let quiet = self.said_ns.is_some_and(|said| now_ns - said < SAY.as_nanos() as u64);
+        if self.bytes == 0 || quiet {
+            return None;
+        }
+        self.said_ns = Some(now_ns);
+        Some(std::mem::take(&mut self.bytes))
     }
 }
 
@@ -85,6 +107,7 @@ pub(super) struct Keeper {
     turn: usize,
     /// Whether it was said that all is ready.
     said_full: bool,
+    given_back: Sum,
 }
 
 /// What comes next.
@@ -114,6 +137,7 @@ impl Keeper {
             looks: 0,
             turn: 0,
             said_full: false,
+            given_back: Sum::default(),
             shared,
         }
     }
@@ -422,8 +446,8 @@ impl Keeper {
     fn give_back(&mut self, bytes: u64) {
         let given = self.shared.state().give_up(bytes as usize, None);
         let sum = self.shared.give_back(given);
-        if sum > 0 {
-            (self.shared.log)(&format!("{} are given back: the machine needs memory", Bytes(sum as u64)));
+        if let Some(bytes) = self.given_back.add(sum, clock::now_ns()) {
+            (self.shared.log)(&format!("{} are given back: the machine needs memory", Bytes(bytes as u64)));
         }
     }
 
@@ -435,6 +459,10 @@ impl Keeper {
             && let Verdict::GiveBack(bytes) = self.verdict(ready, 0, available, clock::now_ns())
         {
             self.give_back(bytes);
+        }
+        // What was not said in its time.
+        if let Some(bytes) = self.given_back.add(0, clock::now_ns()) {
+            (self.shared.log)(&format!("{} are given back: the machine needs memory", Bytes(bytes as u64)));
         }
         self.looks = self.looks.wrapping_add(1);
         self.look_at_taken(self.looks.is_multiple_of(LOOKS));
@@ -549,3 +577,19 @@ const NONE_RESERVED: &str = "too few huge pages are reserved (sysctl vm.nr_hugep
 const NOTHING_LEFT: &str = "no more memory can be had: the pool's limit, or that of the server's control group";
 
 const _: () = assert!(PIECE.is_multiple_of(HUGE_PAGE_SIZE));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_goes_on_for_long_is_said_at_once_and_then_summed_up() {
+        const SECOND: u64 = 1_000_000_000;
+        let mut sum = Sum::default();
+        assert_eq!(sum.add(0, 5 * SECOND), None);
+        assert_eq!(sum.add(7, 6 * SECOND), Some(7));
+        assert_eq!((sum.add(3, 7 * SECOND), sum.add(4, 65 * SECOND)), (None, None));
+        assert_eq!(sum.add(1, 66 * SECOND), Some(8));
+        assert_eq!((sum.add(0, 300 * SECOND), sum.add(2, 301 * SECOND)), (None, Some(2)));
+    }
+}

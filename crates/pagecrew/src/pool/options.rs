@@ -80,6 +80,8 @@ pub struct Options {
     /// Free memory of the machine that filling leaves alone, and below which what is ready is given back; none:
     /// [`super::gate::default_floor`].
     pub floor: Option<usize>,
+    /// Whether what is asked for and not ready may come from below the floor.
+    pub below_floor: bool,
     /// The most that the pool and those who took of it may have together; none: all of the machine's memory.
     pub limit: Option<usize>,
     /// A file that was taken by its path goes when nobody has had it open for so long.
@@ -108,6 +110,7 @@ impl Default for Options {
             files: Vec::new(),
             cpu: CPU,
             floor: None,
+            below_floor: false,
             limit: None,
             unused: UNUSED,
             quotas: Quotas::default(),

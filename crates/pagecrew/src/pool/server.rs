@@ -204,20 +204,9 @@ impl Shared {
         let now = clock::now_ns();
         state.note_demand(node, user, size, now);
         state.taken_ns = now;
-        let chosen = state.choose(node, user, size, now);
-        let filled = chosen.as_ref().map_or(0, |ready| ready.filled.min(size));
-        let given_up = match self.make_room(state, node, size - filled, taken + size) {
-            Ok(given_up) => given_up,
-            Err(refusal) => {
-                state.accounts.refund(user, size);
-                if let (Some(ready), Some(of)) = (chosen, state.nodes.get_mut(&node)) {
-                    of.waiting.push(ready);
-                }
-                return Err(refusal);
-            }
-        };
-        let ready = match chosen {
+        let ready = match state.choose(node, user, size, now) {
             Some(ready) => ready,
+            // Nothing is in it yet, so there need be no room for it.
             None => match self.store.create(size, node, self.several_nodes) {
                 Ok((id, file)) => Ready { id, file: Arc::new(file), size, filled: 0, unverified: 0 },
                 Err(error) => {
@@ -225,6 +214,18 @@ impl Shared {
                     return Err(Refusal(Code::Failed, error.to_string()));
                 }
             },
+        };
+        let filled = ready.filled.min(size);
+        let given_up = match self.make_room(state, node, size - filled, taken + size) {
+            Ok(given_up) => given_up,
+            Err(refusal) => {
+                state.accounts.refund(user, size);
+                match state.nodes.get_mut(&node).filter(|_| filled > 0) {
+                    Some(of) => of.waiting.push(ready),
+                    None => self.store.remove_ready(ready.id, node),
+                }
+                return Err(refusal);
+            }
         };
         let name = Entry { id: ready.id, node, holding: Some(Holding { size, user, until }) }.to_string();
         let (file, life) = (Some(ready.file.clone()), Life::Arriving);
@@ -236,15 +237,23 @@ impl Shared {
     /// Sees to it that `missing` bytes can be had, with `taken` bytes taken then, and takes out what has to be given up for it.
     fn make_room(&self, state: &mut State, node: usize, missing: usize, taken: usize) -> Result<Vec<GivenUp>, Refusal> {
         let promised = state.promised();
-        let available = if missing > 0 { (self.available() as usize).saturating_sub(promised) } else { usize::MAX };
+        // Reserved huge pages are nobody else's.
+        let floor = match self.store.kind() {
+            MemoryFs::Tmpfs if !state.settings.below_floor => state.settings.floor as usize,
+            _ => 0,
+        };
+        let supply = || (self.available() as usize).saturating_sub(promised + floor);
+        let available = if missing > 0 { supply() } else { usize::MAX };
         let ready = state.ready();
         if available.saturating_add(ready) < missing {
             return Err(Refusal(
                 Code::NoMemory,
                 format!(
-                    "{} more would be needed, and the machine has {} of them and {} more ready",
+                    "{} more would be needed, and the machine has {} of them above the floor of {} and {} more ready; see pool serve \
+                     --floor and --below-floor",
                     Bytes(missing as u64),
                     Bytes(available as u64),
+                    Bytes(floor as u64),
                     Bytes(ready as u64)
                 ),
             ));
@@ -442,6 +451,7 @@ fn settings(options: &Options, nodes: &[usize], total: u64) -> Result<Settings, 
         files: spread_files(&options.files, nodes),
         cpu: options.cpu,
         floor: options.floor.map_or_else(|| gate::default_floor(total), |floor| floor as u64),
+        below_floor: options.below_floor,
         unused: options.unused,
         quotas: options.quotas.clone(),
     })

@@ -21,6 +21,7 @@ pub(super) struct Settings {
     pub files: BTreeMap<usize, Vec<(usize, usize)>>,
     pub cpu: f64,
     pub floor: u64,
+    pub below_floor: bool,
     pub unused: Duration,
     pub quotas: Quotas,
 }
@@ -345,6 +346,7 @@ mod tests {
             files: BTreeMap::new(),
             cpu: 1.0,
             floor: 0,
+            below_floor: false,
             unused: Duration::ZERO,
             quotas: Quotas::default(),
         })

@@ -114,6 +114,7 @@ mod tests {
             files: BTreeMap::new(),
             cpu: 0.25,
             floor: 1 << 30,
+            below_floor: false,
             unused: Duration::ZERO,
             quotas: Quotas::default(),
         };
