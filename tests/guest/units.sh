@@ -1,15 +1,14 @@
 # shellcheck shell=bash disable=SC2154,SC2034
 # The test binaries that cargo built, as they run on the machine itself. Sourced by scripts/test-real.sh in guests.
 
-# Two that ask how long something takes, which an emulated machine can't say, and a storm that would take a quarter of an hour there: those of
-# test-real.sh are scaled.
+# Those that ask how long something takes, which an emulated machine can't say, and a storm that would take a quarter of an hour there: those
+# of test-real.sh are scaled.
 not_emulated=(crew::hogs::no_call_into_the_kernel_waits_long_for_a_helper pool::stock::tests::the_largest_pools_cost_little
-    region::tests::a_storm_loses_no_byte)
+    region::tests::a_storm_loses_no_byte a_watcher_rests_even_if_memory_is_to_go_back_at_once)
 
 # unit NAME: one of the binaries.
 unit() {
-    local left_out=()
-    if [ "$1" = pagecrew ]; then left_out=("${not_emulated[@]/#/--skip=}"); fi
+    local left_out=("${not_emulated[@]/#/--skip=}")
     cd "$work" || exit
     RUST_BACKTRACE=0 "$root/target/guest-tests/$1" "${left_out[@]}" >"$work/out" 2>&1 || {
         local status=$?

@@ -169,7 +169,7 @@ pool_qemu_huge() {
 # A program whose heap is a file, until it releases it, or until nobody has it open.
 pool_heap() {
     local path said
-    serve --backing "$1" --size 128M --file 128M --cpu 100 --unused 1s
+    serve --backing "$1" --size 128M --file 128M --cpu 100 --unused 1s --floor 0
     wait_for_ready "128 << 20"
     path=$("$pagecrew" pool take --size 128M)
     said=$("$programs/heap" "$path" 1000 1) || fail "the heap is not its own"

@@ -6,6 +6,7 @@ use pagecrew::pool::{Backing, Client, Code, Error, Options, Quotas, Request, Ser
 use pagecrew::sys::Errno;
 use pagecrew::sys::seqpacket::Socket;
 use pagecrew::sys::shared_file::{Mapped, backed_bytes};
+use pagecrew::sys::topology;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::File;
@@ -64,7 +65,8 @@ impl Place {
             socket: self.socket(),
             socket_mode: 0o666,
             backing: Backing::Tmpfs,
-            sizes: Sizes::Total(size),
+            // All of it on one node, however many there are.
+            sizes: Sizes::Nodes([(topology::nodes_with_memory()[0], size)].into()),
             cpu: 4.0,
             floor: Some(0),
             limit: Some(4096 * MIB),
