@@ -49,8 +49,9 @@ machine_nodes() {
 machine_small() {
     about='x86-64, 2 CPUs, 512 MiB, no huge pages, PSI or restartable sequences'
     release=bookworm-amd64 memory=512M userland=bare append="psi=0 transparent_hugepage=never"
-    tests=(feature unit sequences "${few_of_run[@]}" limits/address-space/128 limits/data/128 limits/no-mapping-left limits/no-proc huge-pages/never
-        peak/mixed pool/heap)
+    # Not what takes more memory than it has, as family does.
+    tests=(feature unit sequences storm/nobody forks/handlers/glibc forks/quiet/glibc stragglers/nobody mappings/storm limits/address-space/128
+        limits/data/128 limits/own-data limits/no-mapping-left limits/no-processes oom peak/mixed pool/heap)
 }
 
 machine_arm64() {

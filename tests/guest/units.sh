@@ -6,9 +6,19 @@
 not_emulated=(crew::hogs::no_call_into_the_kernel_waits_long_for_a_helper pool::stock::tests::the_largest_pools_cost_little
     region::tests::a_storm_loses_no_byte a_watcher_rests_even_if_memory_is_to_go_back_at_once)
 
+# Skips a test that takes more than the machine has, in MiB.
+memory_of() {
+    local has
+    has=$(awk '/^MemTotal/ { print int($2 / 1024) }' /proc/meminfo)
+    if [ "$has" -lt "$1" ]; then skip "takes more memory than the machine's $has MiB"; fi
+}
+
 # unit NAME: one of the binaries.
 unit() {
     local left_out=("${not_emulated[@]/#/--skip=}")
+    # Those of the command build programs.
+    if [[ $1 == cli-* && $1 != cli-preload ]]; then needs gcc; fi
+    if [ "$1" = pagecrew ] || [ "$1" = pagecrew-frames ]; then memory_of 1024; fi
     cd "$work" || exit
     RUST_BACKTRACE=0 "$root/target/guest-tests/$1" "${left_out[@]}" >"$work/out" 2>&1 || {
         local status=$?

@@ -168,6 +168,7 @@ pool_qemu_huge() {
 
 # A program whose heap is a file, until it releases it, or until nobody has it open.
 pool_heap() {
+    needs python3
     local path said
     serve --backing "$1" --size 128M --file 128M --cpu 100 --unused 1s --floor 0
     wait_for_ready "128 << 20"

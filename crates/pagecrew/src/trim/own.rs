@@ -202,6 +202,8 @@ mod tests {
 
     /// A span of huge pages with a byte in every sixteenth subpage, and one that is dense; or nothing where there are no huge pages here.
     fn sparse_and_dense(region: &Region) -> Option<[usize; 2]> {
+        // Nor on a kernel that doesn't say what is huge (before 6.7) or splits nothing (before 6.12).
+        support::check().ok()?;
         let spans = [0, 1].map(|_| region.allocate(PAGES * HUGE_PAGE_SIZE, 1).unwrap().as_ptr() as usize);
         for (span, stride) in spans.into_iter().zip([16 * PAGE_SIZE, 64]) {
             for at in (0..PAGES * HUGE_PAGE_SIZE).step_by(stride) {
@@ -211,7 +213,7 @@ mod tests {
         }
         let range = Range { start: spans[0], len: PAGES * HUGE_PAGE_SIZE };
         let huge = Pagemap::own().unwrap().bytes_of(range, Category::Huge).unwrap();
-        (support::check().is_ok() && huge == range.len).then_some(spans)
+        (huge == range.len).then_some(spans)
     }
 
     fn check(spans: [usize; 2]) {
