@@ -190,7 +190,7 @@ impl Store {
         let seize = || {
             // In this order: whoever owns it could undo the second.
             std::os::unix::fs::lchown(&from, Some(own_user()), None)?;
-            std::fs::set_permissions(&from, Permissions::from_mode(0))?;
+            std::fs::set_permissions(&from, Permissions::from_mode(0o000))?;
             std::fs::rename(&from, &to)
         };
         seize().map_err(Error::system("taking back", &from))
