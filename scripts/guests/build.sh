@@ -143,6 +143,11 @@ initramfs() {
     cp -rp "$([ "$architecture" = x86_64 ] && echo "$target" || echo "$target/cross")/tests" "$inside/target/tests"
     cp -rp --parents scripts tests docs/pool.md "$inside/"
     mv "$inside/target/release/guest-tests" "$inside/target/guest-tests"
+    if [ "$architecture" != x86_64 ]; then
+        # Where its tests look for the command: where it was built.
+        mkdir -p "$inside/target/cross/$architecture-unknown-linux-gnu"
+        ln -s "$checkout/target/release" "$inside/target/cross/$architecture-unknown-linux-gnu/release"
+    fi
     cp scripts/guests/init "$stage/init"
     chmod 755 "$stage/init"
     # For the disks, in the order in which they need each other; some kernels have most of them built in.

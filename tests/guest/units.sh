@@ -18,7 +18,9 @@ unit() {
     local left_out=("${not_emulated[@]/#/--skip=}")
     # Those of the command build programs.
     if [[ $1 == cli-* && $1 != cli-preload ]]; then needs gcc; fi
-    if [ "$1" = pagecrew ] || [ "$1" = pagecrew-frames ]; then memory_of 1024; fi
+    case $1 in
+    pagecrew | pagecrew-frames | pagecrew-pool) memory_of 1024 ;;
+    esac
     cd "$work" || exit
     RUST_BACKTRACE=0 "$root/target/guest-tests/$1" "${left_out[@]}" >"$work/out" 2>&1 || {
         local status=$?
