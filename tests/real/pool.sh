@@ -262,7 +262,7 @@ pool_pressure() {
     available=$(awk '/^MemAvailable:/ { printf "%.0f", $2 * 1024 }' /proc/meminfo)
     if [ "$available" -lt $((6 << 30)) ]; then skip "takes 6 GiB of free memory"; fi
     # When the pool is full, 1 GiB is left over the floor.
-    serve --size 512M --cpu 100 --floor $((available - (1536 << 20)))
+    serve --size 512M --cpu 100 --below-floor --floor $((available - (1536 << 20)))
     wait_for_ready "512 << 20"
     python3 -c 'import time; memory = b"x" * (3 << 30); time.sleep(60)' &
     other=$!

@@ -565,6 +565,12 @@ fn free_memory_at_the_floor_is_left_alone_and_given_back() {
     let client = Client::connect(&place.socket()).unwrap();
     wait_for(&client, "waiting", |status| status.contains("\"state\":\"waiting: free memory"));
     assert_eq!(figure(&status(&client), "ready"), 0);
+    // Nor is it zeroed on the spot, unless the operator says so.
+    assert_eq!(code(client.take(&request(2 * MIB, Until::Closed))), Code::NoMemory);
+    server.reconfigure(&Options { below_floor: true, ..high.clone() }).unwrap();
+    let taken = client.take(&request(2 * MIB, Until::Closed)).unwrap();
+    client.release(&taken.path).unwrap();
+    drop(taken);
     server.reconfigure(&place.options(64 * MIB)).unwrap();
     wait_until_full(&client);
     server.reconfigure(&high).unwrap();
