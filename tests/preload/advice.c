@@ -202,7 +202,7 @@ static void faults(void) {
     if (file < 0) return;
     struct uffdio_api api = {.api = UFFD_API};
     CHECK(ioctl(file, UFFDIO_API, &api) == 0);
-    alarm(60);
+    alarm(60 * patience());
     for (size_t i = 0; i < SIZES; i++) {
         char *block = malloc(sizes[i]);
         CHECK(block);

@@ -57,6 +57,13 @@ static inline void __attribute__((constructor)) check_expectation(void) {
     if (expected) CHECK(under_pagecrew() == (*expected == '1'));
 }
 
+// How many times longer things take than on a machine of its own: in an emulated one, what `patience` says (scripts/guests.sh).
+static inline unsigned patience(void) {
+    const char *said = getenv("patience");
+    int times = said ? atoi(said) : 1;
+    return times > 1 ? (unsigned)times : 1;
+}
+
 static inline uint64_t now_ns(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);

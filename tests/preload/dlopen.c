@@ -56,7 +56,7 @@ int main(int count, char **arguments) {
         if (child == 0) {
             pthread_attr_t attributes;
             pthread_t thread;
-            alarm(20);
+            alarm(20 * patience());
             CHECK(pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, 64 * MIB) == 0);
             CHECK(pthread_create(&thread, &attributes, exit_here, (void *)5) == 0);
             for (;;) pause();

@@ -50,7 +50,7 @@ static void in_child(const char *name, void (*body)(void), int status, const cha
         note_file = ends[1];
         atexit(first_handler);
         at_quick_exit(quick_handler);
-        alarm(20);
+        alarm(20 * patience());
         body();
         CHECK(!"reached");
     }

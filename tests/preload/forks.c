@@ -95,7 +95,7 @@ static void forking(int rounds) {
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {
-            alarm(20);
+            alarm(20 * patience());
             live_as_child(round % 3);
             if (round % 2) _exit(40 + round % 10);
             exit(40 + round % 10);
@@ -321,7 +321,7 @@ static void beside_growth(void) {
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {
-            alarm(20);
+            alarm(20 * patience());
             for (int i = 0; i < 4; i++) CHECK(malloc(GROWN));
             _exit(round % 100);
         }
@@ -340,7 +340,7 @@ static void as_child(void) {
 int main(int count, char **arguments) {
     const char *part = count > 1 ? arguments[1] : "all";
     if (!strcmp(part, "child")) as_child();
-    alarm(90);
+    alarm(90 * patience());
     bool all = !strcmp(part, "all");
     if (!strcmp(part, "handlers")) {
         // Registered before the first large block.

@@ -210,7 +210,7 @@ int main(int count, char **arguments) {
     const char *what = arguments[1];
     size_t bytes = count > 2 ? strtoul(arguments[2], NULL, 10) * MIB : 0;
     size_t second = count > 3 ? strtoul(arguments[3], NULL, 10) * MIB : 0;
-    alarm(60);
+    alarm(60 * patience());
     if (!strcmp(what, "use")) {
         use(bytes);
         use_threads();

@@ -85,7 +85,7 @@ int main(int count, char **arguments) {
             CHECK(child >= 0);
             const char *name = how ? "_exit" : "exit";
             if (child == 0) {
-                alarm(20);
+                alarm(20 * patience());
                 if (!strcmp(arguments[1], "buffered")) buffered(path, name);
                 if (!strcmp(arguments[1], "writing")) writing(path, name);
             }

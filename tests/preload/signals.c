@@ -66,7 +66,7 @@ static void at_a_high_rate(int which, int signal) {
     CHECK(setitimer(which, &off, NULL) == 0);
     atomic_store(&done, true);
     for (int i = 0; i < THREADS; i++) CHECK(pthread_join(threads[i], NULL) == 0);
-    CHECK(atomic_load(&delivered) > before + 1000);
+    CHECK(atomic_load(&delivered) > before + 1000 / patience());
 }
 
 // Makes sure that a helper lives.

@@ -7,7 +7,7 @@ int main(int count, char **arguments) {
     CHECK(count >= 3);
     size_t huge = 2 * MIB, bytes = strtoul(arguments[1], NULL, 10) * MIB;
     size_t stride = count > 3 ? PAGE : 50 * KIB;
-    alarm(100);
+    alarm(100 * patience());
     for (unsigned long round = strtoul(arguments[2], NULL, 10); round > 0; round--) {
         char *mapped = mmap(NULL, bytes + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         CHECK(mapped != MAP_FAILED);
