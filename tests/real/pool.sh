@@ -194,7 +194,7 @@ pool_filling() {
     needs strace
     # All of it on one node, however many there are.
     local node
-    node=$(kernel_list /sys/devices/system/node/has_memory 2>/dev/null | head -n 1)
+    node=$(kernel_list /sys/devices/system/node/has_memory 2>/dev/null | sed -n 1p)
     serve --node "${node:-0}=64M" --file 64M --cpu 100
     wait_for_ready "64 << 20"
     local filler path
