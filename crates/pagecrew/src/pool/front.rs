@@ -116,10 +116,12 @@ impl Front {
         self.threads.push(builder.spawn(body)?);
         Ok(())
     }
+}
 
+impl Drop for Front {
     /// Ends all connections; requests that have begun are done and answered. What those had taken who have left by themselves goes back;
     /// the others' stays.
-    pub fn end(&mut self) {
+    fn drop(&mut self) {
         let common = &self.common;
         lock(&common.turns).over = true;
         common.turn.notify_all();

@@ -445,8 +445,13 @@ impl Keeper {
 
     fn give_back(&mut self, bytes: u64) {
         let given = self.shared.state().give_up(bytes as usize, None);
-        let sum = self.shared.give_back(given);
-        if let Some(bytes) = self.given_back.add(sum, clock::now_ns()) {
+        let bytes = self.shared.give_back(given);
+        self.say_given_back(bytes);
+    }
+
+    /// Says what is given back: `bytes` more now, and what was not said yet, if it is time to.
+    fn say_given_back(&mut self, bytes: usize) {
+        if let Some(bytes) = self.given_back.add(bytes, clock::now_ns()) {
             (self.shared.log)(&format!("{} are given back: the machine needs memory", Bytes(bytes as u64)));
         }
     }
@@ -460,10 +465,7 @@ impl Keeper {
         {
             self.give_back(bytes);
         }
-        // What was not said in its time.
-        if let Some(bytes) = self.given_back.add(0, clock::now_ns()) {
-            (self.shared.log)(&format!("{} are given back: the machine needs memory", Bytes(bytes as u64)));
-        }
+        self.say_given_back(0);
         self.looks = self.looks.wrapping_add(1);
         self.look_at_taken(self.looks.is_multiple_of(LOOKS));
     }
@@ -549,6 +551,8 @@ impl Keeper {
             taken.life = Life::Going;
         }
         let gone = taken_away || taken.offences > OFFENCES;
+        // Whoever never stops is not to fill the log.
+        let said = taken.offences <= OFFENCES;
         drop(state);
         let keep = if gone { 0 } else { size };
         let _ = file.set_len(keep as u64);
@@ -556,8 +560,10 @@ impl Keeper {
         if taken_away {
             self.shared.let_go(id);
         }
-        let what = if gone { "taken away" } else { "put back to its size" };
-        (self.shared.log)(&format!("user {user} has made a file larger than was handed out: it is {what}"));
+        if said {
+            let what = if gone { "taken away" } else { "put back to its size" };
+            (self.shared.log)(&format!("user {user} has made a file larger than was handed out: it is {what}"));
+        }
     }
 }
 

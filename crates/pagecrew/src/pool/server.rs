@@ -565,9 +565,7 @@ impl Server {
         let shared = &self.shared;
         shared.stop.store(true, Ordering::SeqCst);
         let _ = std::fs::remove_file(&self.socket);
-        if let Some(mut front) = self.front.take() {
-            front.end();
-        }
+        drop(self.front.take());
         shared.wake_keeper();
         if let Some(keeper) = self.keeper.take() {
             let _ = keeper.join();

@@ -448,8 +448,7 @@ mod tests {
                     Event::Take { node, user, pages } => {
                         let size = pages * HUGE_PAGE_SIZE;
                         state.note_demand(node, user, size, 0);
-                        let chosen = stock::choose(&state.nodes[&node].stock(), size);
-                        let Some(ready) = chosen.and_then(|id| state.nodes.get_mut(&node)?.remove(id)) else { continue };
+                        let Some(ready) = state.choose(node, user, size, 0) else { continue };
                         state.accounts.charge(user, size, None).unwrap();
                         let (file, life, name) = (Some(ready.file), Life::Path(None), String::new());
                         let taken = Taken { file, name, size, user, node, life, offences: 0, completing: false };

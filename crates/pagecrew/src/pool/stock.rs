@@ -328,7 +328,8 @@ impl Refill {
             *self.done.entry(size).or_insert(self.last) += 1;
         }
         let missing = missing_sizes(wanted, stock);
-        if missing.is_empty() {
+        // Or more sizes came up than there can be files.
+        if missing.is_empty() || self.done.len() > FILES_MOST {
             self.done.clear();
             self.last = 0;
         }
