@@ -22,6 +22,8 @@ unit() {
     pagecrew | pagecrew-frames | pagecrew-pool) memory_of 1024 ;;
     esac
     cd "$work" || exit
+    # An emulated machine's CPUs share those of its host: so many tests at once would leave helpers, which keep away from others, none.
+    if [ "${patience:-1}" -gt 1 ]; then export RUST_TEST_THREADS=2; fi
     RUST_BACKTRACE=0 "$root/target/guest-tests/$1" "${left_out[@]}" >"$work/out" 2>&1 || {
         local status=$?
         # Only what the failed ones have printed.

@@ -235,7 +235,7 @@ fn helpers_zero_ahead_what_is_asked_for() {
         ask(500);
         adds_up(&frames).zeroed_ahead > 2000
     };
-    assert!(within(Duration::from_secs(60), ahead), "{:?}", frames.stats());
+    assert!(within(Duration::from_secs(300), ahead), "{:?}", frames.stats());
     assert_eq!(frames.stats().allocated, 0);
 }
 
@@ -319,7 +319,9 @@ fn memory_in_use_is_never_given_back() {
     let frames = frames(Options { limit: 64 * MIB, decay: Duration::from_millis(10), ..Options::default() });
     let begin = Instant::now();
     let mut round = 0usize;
-    while begin.elapsed() < Duration::from_secs(2) {
+    // Longer on a machine so slow that nothing went back until then.
+    let nothing_yet = || frames.stats().given_back == 0 && begin.elapsed() < Duration::from_secs(60);
+    while begin.elapsed() < Duration::from_secs(2) || nothing_yet() {
         round += 1;
         let some: Vec<u32> = (0..1 + round * 37 % 3000).map(|_| frames.alloc().unwrap()).collect();
         some.iter().for_each(|&frame| word(&frames, frame).store(frame as usize ^ round, Ordering::Relaxed));
@@ -809,6 +811,8 @@ fn signals(at_most: Duration, enough: usize) {
         libc::sigaction(libc::SIGUSR2, &action, std::ptr::null_mut());
     }
     let begin = Instant::now();
+    // Longer on a machine so slow that few signals have come until then.
+    let few = || SIGNALS.load(Ordering::Relaxed) <= signals + 100 && begin.elapsed() < Duration::from_secs(60);
     std::thread::scope(|scope| {
         for me in 1..=3u32 {
             scope.spawn(move || {
@@ -824,7 +828,7 @@ fn signals(at_most: Duration, enough: usize) {
                     let spec = libc::itimerspec { it_interval: period, it_value: period };
                     assert_eq!(libc::timer_settime(timer, 0, &spec, std::ptr::null_mut()), 0);
                     let mut round = 0;
-                    while begin.elapsed() < at_most && HANDLED.load(Ordering::Relaxed) - handled < enough {
+                    while few() || begin.elapsed() < at_most && HANDLED.load(Ordering::Relaxed) - handled < enough {
                         round += 1;
                         exchange(me, round % 40);
                         if round % 1000 == 0 {

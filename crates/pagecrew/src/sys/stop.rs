@@ -173,7 +173,7 @@ mod tests {
                 libc::_exit(if !stopped { 1 } else { 2 * i32::from(before != after) });
             }
             let mut status = 0;
-            libc::waitpid(child, &mut status, 0);
+            assert_eq!(libc::waitpid(child, &mut status, 0), child);
             assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status:#x}");
         }
     }
