@@ -338,6 +338,25 @@ static bool set_online(int cpu, bool on) {
     return done;
 }
 
+// Whether Pagecrew's watcher, which is started when there is work, may run on the CPU.
+static bool watcher_may_use(int cpu) {
+    DIR *tasks = opendir("/proc/self/task");
+    CHECK(tasks);
+    bool may = false;
+    for (struct dirent *task; (task = readdir(tasks));) {
+        char path[300], name[32] = "";
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", task->d_name);
+        FILE *file = fopen(path, "r");
+        if (!file) continue;
+        bool watcher = fgets(name, sizeof name, file) && !strcmp(name, "pagecrew/watch\n");
+        fclose(file);
+        cpu_set_t set;
+        if (watcher && !sched_getaffinity(atoi(task->d_name), sizeof set, &set)) may |= CPU_ISSET(cpu, &set);
+    }
+    closedir(tasks);
+    return may;
+}
+
 // CPUs go and come back while all others allocate. What waits on a CPU that is gone is not lost, and a CPU that was offline when the program
 // began belongs to its own node.
 static void hotplug(unsigned seconds, int late) {
@@ -364,6 +383,7 @@ static void hotplug(unsigned seconds, int late) {
         printf("CPU %d came later: %zu pages, %zu not on node %d\n", late, looked_at, elsewhere, home_of_cpu(late));
         CHECK(elsewhere == 0);
         go_everywhere();
+        if (under_pagecrew()) CHECK(watcher_may_use(late));
     }
     // What is free on CPUs that are gone can be had by others.
     go_everywhere();

@@ -100,7 +100,7 @@ fn make() -> Option<&'static Region> {
     if MAIN_ENDED.load(Ordering::Relaxed) {
         options.helpers = Some(0);
     }
-    let Ok(region) = Region::with(options, start.cpus, Topology::read()) else {
+    let Ok(region) = Region::with(options, sched::with_offline(start.cpus), Topology::read()) else {
         MAKING_STATE.store(OFF, Ordering::Release);
         return None;
     };

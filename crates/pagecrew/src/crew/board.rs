@@ -47,7 +47,7 @@ impl<E: Employer> Crew<E> {
         let rate = self.shared.rates[task.operation.index()].load(Ordering::Relaxed).max(1);
         self.shared.limit != Some(0)
             && task.range.len / rate >= 200
-            && self.shared.cpus.count() > 1
+            && self.shared.cpus.now().count() > 1
             && !self.shared.contention.now()
             && self.shared.quota.helpers() > 0
             && (task.operation.bypass() != Bypass::Revoke || self.revocation() || self.can_boost())

@@ -100,7 +100,13 @@ impl Contention {
 
     /// Whether there is a CPU for a helper in a process that may use `own` of a machine's `cpus`; `crew` says how many of the crew's
     /// threads are at work, this one included, and how many of them come before it. Reads a file.
-    pub fn leaves_room(&self, found: &mut Found, own: &CpuSet, cpus: usize, crew: impl Fn() -> (usize, usize)) -> bool {
+    pub fn leaves_room(
+        &self,
+        found: &mut Found,
+        own: impl FnOnce() -> CpuSet,
+        cpus: usize,
+        crew: impl Fn() -> (usize, usize),
+    ) -> bool {
         if clock::now_ns() < found.at_ns + LOOK_NS {
             return true;
         }
@@ -111,6 +117,7 @@ impl Contention {
         if self.disregarded.load(Ordering::Relaxed) {
             return true;
         }
+        let own = own();
         for look in 0..LOOKS {
             if look > 0 {
                 // Whoever called this helper may be about to sleep, and may wait for its CPU.
@@ -125,7 +132,7 @@ impl Contention {
             let restricted = own.count() < cpus;
             let room = |running| {
                 let load = Load { cpus: own.count().min(cpus), running, crew };
-                load.leaves_room(before) || (restricted && load.leaves_room_within(before, found.idle.look(own)))
+                load.leaves_room(before) || (restricted && load.leaves_room_within(before, found.idle.look(&own)))
             };
             if procfs::running_tasks().map_or(true, room) {
                 found.at_ns = clock::now_ns();
@@ -176,7 +183,7 @@ mod tests {
     fn a_helper_keeps_away_from_cpus_that_are_taken_and_work_is_left() {
         let (contention, mut found) = (Contention::new(), Found::default());
         let own = sched::affinity().unwrap();
-        let leaves = |found: &mut Found, crew| contention.leaves_room(found, &own, own.count(), || (crew, 0));
+        let leaves = |found: &mut Found, crew| contention.leaves_room(found, || own, own.count(), || (crew, 0));
         // As if all tasks were the crew's.
         let (all, none) = (1 << 20, 0);
         assert!(leaves(&mut found, all));
@@ -185,9 +192,8 @@ mod tests {
         assert!(leaves(&mut found, none));
         found = Found::default();
         // A while ago is not just now.
-        let nowhere = CpuSet::new();
         found.at_ns = clock::now_ns() - LOOK_NS;
-        assert!(!contention.leaves_room(&mut found, &nowhere, 0, || (1, 0)));
+        assert!(!contention.leaves_room(&mut found, CpuSet::new, 0, || (1, 0)));
         assert!(contention.now());
         let until = contention.until_ns.load(Ordering::Relaxed);
         assert!(until <= clock::now_ns() + keep_away_ns(1), "they come back before long");
@@ -210,7 +216,7 @@ mod tests {
                 looks.borrow_mut().push(clock::now_ns());
                 (1, 0)
             };
-            assert!(!contention.leaves_room(&mut Found::default(), &CpuSet::new(), 0, crew));
+            assert!(!contention.leaves_room(&mut Found::default(), CpuSet::new, 0, crew));
             let looks = looks.into_inner();
             assert_eq!(looks.len(), LOOKS);
             assert!(looks.windows(2).all(|pair| pair[1] - pair[0] >= APART_NS), "{looks:?}");
@@ -219,15 +225,14 @@ mod tests {
 
     #[test]
     fn a_process_on_some_of_the_cpus_has_room_where_they_are_idle() {
-        let leaves = |own: &CpuSet, cpus: usize, idle_milli: u64| {
+        let leaves = |cpus: usize, idle_milli: u64| {
             let idle = Idle { at_ns: clock::now_ns(), sum_ns: 0, milli: Some(idle_milli) };
-            Contention::new().leaves_room(&mut Found { at_ns: 0, idle }, own, cpus, || (0, 0))
+            Contention::new().leaves_room(&mut Found { at_ns: 0, idle }, CpuSet::new, cpus, || (0, 0))
         };
         // By the number of running tasks, nothing is ever left of no CPU.
-        let own = CpuSet::new();
-        assert!(leaves(&own, 4, 1000));
-        assert!(!leaves(&own, 4, 0));
-        assert!(!leaves(&own, 0, 1000), "it has all CPUs there are");
+        assert!(leaves(4, 1000));
+        assert!(!leaves(4, 0));
+        assert!(!leaves(0, 1000), "it has all CPUs there are");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 use super::board::{PLACES, Place};
 use super::contention::Contention;
+use super::cpus::Cpus;
 use super::employer::{Employer, Task};
 use super::eventcount::EventCount;
 use super::governor::{Demand, worth_a_wake_up};
@@ -47,7 +48,7 @@ pub(super) struct Shared<E> {
     /// Bytes a microsecond of each operation, one thread, as last measured.
     pub(super) rates: [AtomicUsize; OPERATIONS],
     pub(super) limit: Option<usize>,
-    pub(super) cpus: CpuSet,
+    pub(super) cpus: Cpus,
     pub(super) topology: Topology,
     pub(super) quota: QuotaWatch,
     /// Bytes of each operation that were put on the board without a wake-up.
@@ -84,7 +85,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl<E: Employer> Crew<E> {
     /// A crew without helpers yet; they come with the first large job. `limit` bounds their number. Helpers will run on `cpus`,
-    /// which should be what the process was started with: a program may pin the very thread that brings the work.
+    /// which should be what the process was started with ([`with_offline`](crate::sys::sched::with_offline)): a program may pin the very thread that brings the work.
     pub fn new(employer: E, limit: Option<usize>, cpus: CpuSet, topology: Topology) -> Crew<E> {
         let shared = Shared {
             employer,
@@ -96,7 +97,7 @@ impl<E: Employer> Crew<E> {
             stop: AtomicBool::new(false),
             rates: std::array::from_fn(|_| AtomicUsize::new(FIRST_RATE)),
             limit,
-            cpus,
+            cpus: Cpus::new(cpus, &topology),
             topology,
             quota: QuotaWatch::new(),
             pending: std::array::from_fn(|_| AtomicUsize::new(0)),
@@ -564,7 +565,7 @@ mod tests {
     #[test]
     fn helpers_that_were_turned_away_come_back_to_a_job_that_somebody_waits_for() {
         let crew = crew(None);
-        if crew.shared.cpus.count() < 2 {
+        if crew.shared.cpus.now().count() < 2 {
             return;
         }
         let range = filled(256 << 20);

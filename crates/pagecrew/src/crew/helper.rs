@@ -30,8 +30,7 @@ impl<E: Employer> Crew<E> {
             // Before it touches anything. Where that is refused, it is as good as any thread of the program.
             let _ = sched::set_ordinary(SLICE_NS);
         }
-        let node = self.node_of_helper(number);
-        self.settle_on(node);
+        let node = self.settle(number);
         if E::ZEROES && kind == Kind::Zeroer {
             self.revocation();
         }
@@ -74,7 +73,7 @@ impl<E: Employer> Crew<E> {
         let before = || helpers[..number].iter().filter(at_work).count();
         let crew = || (helpers.iter().filter(at_work).count(), before());
         let room = before() < self.shared.quota.look()
-            && self.shared.contention.leaves_room(found, &self.shared.cpus, cpus, crew);
+            && self.shared.contention.leaves_room(found, || self.shared.cpus.now(), cpus, crew);
         if room || !self.leave_to_watcher() {
             return true;
         }
@@ -140,19 +139,22 @@ impl<E: Employer> Crew<E> {
         if topology.nodes() == 1 {
             return 0;
         }
-        let usable = |&node: &usize| topology.cpus(node).intersection(cpus).count() > 0;
+        let usable = |&node: &usize| cpus.of_node(node).count() > 0;
         let count = (0..topology.nodes()).filter(usable).count().max(1);
         (0..topology.nodes()).filter(usable).nth(number % count).unwrap_or(0)
     }
 
-    /// Restricts the calling helper to the CPUs of its node that the process may use, or to all that it may use. Where none of them is online
-    /// any more, the kernel refuses, and the helper runs where the thread may that started it.
-    fn settle_on(&self, node: usize) {
-        let shared = &self.shared;
-        let own = shared.topology.cpus(node).intersection(&shared.cpus);
-        let near = shared.topology.nodes() > 1 && own.count() > 0 && sched::set_affinity(&own).is_ok();
-        if !near {
-            let _ = sched::set_affinity(&shared.cpus);
+    /// Restricts the calling helper to the CPUs of a node that the process may use, where that has any. Returns the node.
+    fn settle(&self, number: usize) -> usize {
+        let Shared { topology, cpus, .. } = &*self.shared;
+        cpus.settle_anywhere();
+        cpus.look(topology);
+        let node = self.node_of_helper(number);
+        let own = cpus.of_node(node);
+        if topology.nodes() > 1 && own.count() > 0 {
+            // One that has just gone offline: anywhere will do.
+            let _ = sched::set_affinity(&own);
         }
+        node
     }
 }

@@ -42,6 +42,8 @@ mod board;
 #[cfg(not(loom))]
 mod contention;
 #[cfg(not(loom))]
+mod cpus;
+#[cfg(not(loom))]
 #[expect(clippy::module_inception, reason = "the crew itself is what the module is named after")]
 mod crew;
 #[cfg(not(loom))]

@@ -61,8 +61,11 @@ impl<E: Employer> Crew<E> {
             return true;
         }
         let demand = Demand { bytes, rate: self.shared.rates[operation.index()].load(Ordering::Relaxed) };
-        let means =
-            Means { cpus: self.shared.cpus.count(), quota: self.shared.quota.helpers(), limit: self.shared.limit };
+        let means = Means {
+            cpus: self.shared.cpus.now().count(),
+            quota: self.shared.quota.helpers(),
+            limit: self.shared.limit,
+        };
         let wanted = helpers_wanted(demand, means);
         if wanted == 0 {
             return self.shared.limit != Some(0) && self.leave_to_watcher();

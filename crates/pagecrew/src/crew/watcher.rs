@@ -21,7 +21,7 @@ const WATCHER_SLICE_NS: u64 = 100_000;
 impl<E: Employer> Crew<E> {
     /// The life of the watcher.
     pub(super) fn watch_over(&self) {
-        let _ = sched::set_affinity(&self.shared.cpus);
+        self.shared.cpus.settle_anywhere();
         // It has little to do and should come to it soon. Where the kernel doesn't know of slices, it comes a little later.
         let _ = sched::set_slice(WATCHER_SLICE_NS);
         let events = &self.shared.watcher_events;
@@ -31,6 +31,7 @@ impl<E: Employer> Crew<E> {
         loop {
             me.at_work.store(true, Ordering::Relaxed);
             let seen = events.prepare();
+            self.shared.cpus.look(&self.shared.topology);
             self.collect();
             let tick = self.employer().watch(self);
             let left = self.see_to_what_was_left(&mut next_left);

@@ -134,7 +134,12 @@ impl Frames {
     pub fn with(region: Arc<Region>, options: Options, topology: Topology) -> Result<Frames, BuildError> {
         let allocator = Arc::new(Allocator::new(region, &options, &topology)?);
         let background = Background::new(allocator.clone(), &options)?;
-        let crew = Crew::new(background, options.helpers, sched::affinity().unwrap_or_default(), topology);
+        let crew = Crew::new(
+            background,
+            options.helpers,
+            sched::with_offline(sched::affinity().unwrap_or_default()),
+            topology,
+        );
         allocator.connect(crew.watcher_events());
         // From now on, so that nobody has to start it in a signal handler. Without it, nothing is zeroed ahead or given back.
         crew.watch();

@@ -43,7 +43,7 @@ pub(super) fn complete(file: &File, ready: usize, size: usize, mut wanted: impl 
 
 /// Helpers of the idle class, where there are CPUs for them.
 fn crew() -> Result<Crew<Idle>, Errno> {
-    Ok(Crew::new(Idle::new()?, None, sched::affinity()?, Topology::read()))
+    Ok(Crew::new(Idle::new()?, None, sched::with_offline(sched::affinity()?), Topology::read()))
 }
 
 #[cfg(test)]

@@ -200,7 +200,10 @@ pub fn fill(socket: OwnedFd) -> Result<(), Errno> {
         let helpers = crew.as_ref().map(|(helpers, _)| *helpers);
         if helpers != Some(order.helpers) {
             let limit = Some(order.helpers as usize);
-            crew = Some((order.helpers, Crew::new(Idle::new()?, limit, sched::affinity()?, Topology::read())));
+            crew = Some((
+                order.helpers,
+                Crew::new(Idle::new()?, limit, sched::with_offline(sched::affinity()?), Topology::read()),
+            ));
         }
         let before = clock::process_cpu_ns();
         let done = crew.as_ref().map_or(NOTHING, |(_, crew)| fill_part(&file.into(), order, crew));

@@ -155,7 +155,7 @@ impl Region {
     /// `ENOMEM` if there is no address space for even a small arena, `EOPNOTSUPP` where the kernel's pages have another size
     /// ([`check_page_size`]).
     pub fn new(options: Options) -> Result<Region, Errno> {
-        Region::with(options, sched::affinity().unwrap_or_default(), Topology::read())
+        Region::with(options, sched::with_offline(sched::affinity().unwrap_or_default()), Topology::read())
     }
 
     /// A region with helpers on `cpus` and a zone for each node of `topology`.

@@ -1,6 +1,7 @@
 //! Scheduling classes and affinity of threads.
 
 use super::{Errno, procfs};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The calling thread's kernel thread number.
 pub fn thread_id() -> i32 {
@@ -132,6 +133,52 @@ impl CpuSet {
     }
 }
 
+impl PartialEq for CpuSet {
+    fn eq(&self, other: &CpuSet) -> bool {
+        // SAFETY: only reads the sets.
+        unsafe { libc::CPU_EQUAL(&self.0, &other.0) }
+    }
+}
+
+impl Eq for CpuSet {}
+
+/// A [`CpuSet`] that threads read while another writes: one that reads meanwhile gets some CPUs of the old set and some of the new one.
+#[derive(Debug)]
+pub struct AtomicCpuSet([AtomicU64; CPU_WORDS]);
+
+/// Words of 64 CPUs in a set.
+const CPU_WORDS: usize = libc::CPU_SETSIZE as usize / 64;
+
+impl AtomicCpuSet {
+    /// One that holds `set`.
+    pub fn new(set: &CpuSet) -> AtomicCpuSet {
+        let atomic = AtomicCpuSet(std::array::from_fn(|_| AtomicU64::new(0)));
+        atomic.store(set);
+        atomic
+    }
+
+    /// Replaces it by `set`.
+    pub fn store(&self, set: &CpuSet) {
+        for (index, word) in self.0.iter().enumerate() {
+            let bits = (0..64).filter(|bit| set.contains(index * 64 + bit)).fold(0, |bits, bit| bits | 1 << bit);
+            word.store(bits, Ordering::Relaxed);
+        }
+    }
+
+    /// What it holds.
+    pub fn load(&self) -> CpuSet {
+        let mut set = CpuSet::new();
+        for (index, word) in self.0.iter().enumerate() {
+            let mut bits = word.load(Ordering::Relaxed);
+            while bits != 0 {
+                set.insert(index * 64 + bits.trailing_zeros() as usize);
+                bits &= bits - 1;
+            }
+        }
+        set
+    }
+}
+
 impl std::fmt::Debug for CpuSet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_set().entries((0..libc::CPU_SETSIZE as usize).filter(|&cpu| self.contains(cpu))).finish()
@@ -149,10 +196,38 @@ impl Default for CpuSet {
 /// # Errors
 /// `EINVAL` on machines with more than 1024 possible CPUs.
 pub fn affinity() -> Result<CpuSet, Errno> {
+    affinity_of(0)
+}
+
+fn affinity_of(id: i32) -> Result<CpuSet, Errno> {
     let mut set = CpuSet::new();
     let size = size_of::<libc::cpu_set_t>();
     // SAFETY: `set` has room for `size` bytes.
-    Errno::check(unsafe { libc::sched_getaffinity(0, size, &mut set.0) } as libc::c_long).map(|_| set)
+    Errno::check(unsafe { libc::sched_getaffinity(id, size, &mut set.0) } as libc::c_long).map(|_| set)
+}
+
+/// `now`, which [`affinity`] has said, with the CPUs that come to it when they come online. Only a process's main thread is asked for
+/// them: `now` itself where that is allowed other CPUs, or where `/proc/self/status` can't be read.
+pub fn with_offline(now: CpuSet) -> CpuSet {
+    // SAFETY: takes nothing.
+    if affinity_of(unsafe { libc::getpid() }) != Ok(now) {
+        return now;
+    }
+    let mut buffer = procfs::Buffer::new();
+    let text = procfs::read_lossy(c"/proc/self/status", &mut buffer).ok();
+    let allowed = text.and_then(|text| parse_allowed(&text));
+    allowed.filter(|allowed| allowed.intersection(&now) == now).unwrap_or(now)
+}
+
+/// The set in a status file: words of 32 CPUs in hexadecimal, the last CPUs first.
+fn parse_allowed(text: &str) -> Option<CpuSet> {
+    let words = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed:"))?;
+    let mut set = CpuSet::new();
+    for (index, word) in words.trim().rsplit(',').enumerate() {
+        let bits = u32::from_str_radix(word, 16).ok()?;
+        (0..32).filter(|bit| bits & 1 << bit != 0).for_each(|bit| set.insert(index * 32 + bit));
+    }
+    Some(set)
 }
 
 /// Restricts the calling thread to `set`.
@@ -290,6 +365,31 @@ mod tests {
         assert_eq!(parse_idle(text, &set(&[0, 5])), Some(770_000_000));
         assert_eq!((parse_idle(text, &set(&[0, 1])), parse_idle("", &set(&[0]))), (None, None));
         assert!(idle_ns(&affinity().unwrap()).is_some());
+    }
+
+    #[test]
+    fn allowed_cpus_in_a_status_file() {
+        let text = |mask: &str| format!("Name:\tcat\nCpus_allowed:\t{mask}\nCpus_allowed_list:\t0\n");
+        let cpus =
+            |mask| parse_allowed(&text(mask)).map(|set| (0..1024).filter(|&cpu| set.contains(cpu)).collect::<Vec<_>>());
+        assert_eq!(cpus("5"), Some(vec![0, 2]));
+        assert_eq!(cpus("80000000,00000000,00000003"), Some(vec![0, 1, 95]));
+        assert_eq!((cpus("x"), parse_allowed("Name:\tcat\n")), (None, None));
+        // SAFETY: takes nothing.
+        let main = affinity_of(unsafe { libc::getpid() }).unwrap();
+        assert_eq!(with_offline(main).intersection(&main), main);
+        let other = CpuSet::new();
+        assert_eq!(with_offline(other), other);
+    }
+
+    #[test]
+    fn a_set_for_several_threads_holds_what_was_stored() {
+        let mut set = CpuSet::new();
+        [0, 63, 64, 500, 1023].into_iter().for_each(|cpu| set.insert(cpu));
+        let atomic = AtomicCpuSet::new(&set);
+        assert_eq!(atomic.load(), set);
+        atomic.store(&CpuSet::new());
+        assert_eq!(atomic.load(), CpuSet::new());
     }
 
     #[test]

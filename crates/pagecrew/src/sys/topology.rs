@@ -54,6 +54,8 @@ pub struct Topology {
     homes: BTreeMap<usize, usize>,
     /// For each node, all nodes, the nearest first.
     nearest: Vec<Vec<usize>>,
+    /// Whether there is no such machine.
+    made_up: bool,
 }
 
 impl Topology {
@@ -103,7 +105,7 @@ impl Topology {
         }
         let nearest =
             (0..memory.len()).map(|node| nearest(node, memory.len(), |other| distance(memory[node], memory[other])));
-        Topology { nearest: nearest.collect(), numbers: memory, cpus, homes }
+        Topology { nearest: nearest.collect(), numbers: memory, cpus, homes, made_up: false }
     }
 
     /// A made-up machine of `nodes` nodes with `cpus_each` CPUs, for tests and simulations.
@@ -112,7 +114,8 @@ impl Topology {
         let mut cpus = vec![CpuSet::new(); nodes];
         (0..nodes * cpus_each).for_each(|cpu| cpus[cpu / cpus_each].insert(cpu));
         let nearest = (0..nodes).map(|node| nearest(node, nodes, |other| u32::from(other != node))).collect();
-        Topology { numbers: (0..nodes).collect(), cpus, homes: (0..nodes).map(|node| (node, node)).collect(), nearest }
+        let homes = (0..nodes).map(|node| (node, node)).collect();
+        Topology { numbers: (0..nodes).collect(), cpus, homes, nearest, made_up: true }
     }
 
     /// Number of nodes, at least 1.
@@ -128,6 +131,19 @@ impl Topology {
     /// The CPUs of `node` that were online when this was read.
     pub fn cpus(&self, node: usize) -> &CpuSet {
         &self.cpus[node]
+    }
+
+    /// The CPUs of `node` that are online now. Reads a file for each node whose CPUs belong to it; of a made-up machine, all are online.
+    pub fn cpus_online(&self, node: usize) -> CpuSet {
+        if self.made_up {
+            return self.cpus[node];
+        }
+        let mut online = CpuSet::new();
+        let numbers = self.homes.iter().filter(|&(_, &home)| home == node).map(|(&number, _)| number);
+        numbers
+            .filter_map(|number| File::Cpus(number).read())
+            .for_each(|text| list(&text).for_each(|cpu| online.insert(cpu)));
+        online
     }
 
     /// The node that `cpu` belongs to; `None` for a CPU that was not online. [`Topology::home`] says it once the CPU runs something.
