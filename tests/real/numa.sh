@@ -60,6 +60,46 @@ numa_policy() {
         fail "numactl --interleave: status $?"
 }
 
+# What the counters say of memory that is elsewhere: nothing where the node has enough, and how much where it had not.
+numa_reported() {
+    several_nodes
+    needs python3 numactl
+    local node cpu='' ballast size=$((256 << 20)) of
+    for node in "${memory_nodes[@]}"; do
+        [[ " ${cpu_nodes[*]} " == *" $node "* ]] || continue
+        cpu=$(kernel_list "/sys/devices/system/node/node$node/cpulist" | head -n 1)
+        break
+    done
+    if [ -z "$cpu" ]; then skip "no node has both memory and CPUs"; fi
+    cat >"$work/reported.py" <<EOF
+import os, subprocess, sys
+os.sched_setaffinity(0, {$cpu})
+memory = bytearray($size)
+memory[::4096] = b'x' * len(memory[::4096])
+if len(sys.argv) > 1:
+    print(subprocess.run([sys.argv[1], 'stats', str(os.getpid()), '--json'], capture_output=True, text=True).stdout)
+EOF
+    # PROGRAM ARGUMENT...: prints how much was elsewhere at the end.
+    elsewhere() {
+        "$pagecrew" run --stats-json "$work/stats" -- "$@" >"$work/out" || fail "status $?"
+        python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["counters"]["elsewhere_bytes"])' "$work/stats"
+    }
+    of=$(elsewhere python3 "$work/reported.py" "$pagecrew")
+    [ "$of" -eq 0 ] || fail "$of bytes are elsewhere, and node $node has enough"
+    python3 -c 'import json, sys
+document = json.load(open(sys.argv[1]))
+on = {entry["node"]: entry["bytes"] for entry in document["nodes"]}
+print("while it runs:", on, "elsewhere", document["elsewhere_bytes"])
+sys.exit(not (on[int(sys.argv[2])] >= int(sys.argv[3]) and document["elsewhere_bytes"] == 0))' "$work/out" "$node" "$size" ||
+        fail "the counters of the running process are wrong: $(cat "$work/out")"
+    at_exit 'rm -f /dev/shm/pagecrew-ballast'
+    ballast=$(awk '/MemFree/ { print $4 * 1024 - 128 * 1048576 }' "/sys/devices/system/node/node$node/meminfo")
+    numactl --membind="$node" head -c "$ballast" /dev/zero >/dev/shm/pagecrew-ballast || skip "node $node can't be filled"
+    of=$(elsewhere python3 "$work/reported.py")
+    echo "of $size bytes on a node with 128 MiB free, $of are elsewhere"
+    [ "$of" -gt $((64 << 20)) ] && [ "$of" -le $((size + (32 << 20))) ] || fail "$of bytes are said to be elsewhere"
+}
+
 # CPUs that go and come back, one of them offline when the program begins.
 numa_hotplug() {
     several_nodes
@@ -128,6 +168,7 @@ add numa/spans 300 numa_spans
 add numa/frames 120 numa_frames
 add numa/pool 300 numa_pool
 add numa/policy 60 numa_policy
+add numa/reported 120 numa_reported
 add numa/hotplug 60 numa_hotplug
 long=yes
 add numa/hotplug-long 400 numa_hotplug 300

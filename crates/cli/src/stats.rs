@@ -5,8 +5,11 @@ use crate::figures::{counters, value, zones};
 use crate::output::{print, printable, render, table};
 use crate::published;
 use pagecrew::stats::{self, Counters, ReadError, Snapshot};
+use pagecrew::sys::numa_maps::{self, Spread};
+use pagecrew::sys::topology;
 use pagecrew::units::Bytes;
 use serde_json::{Value, json};
+use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Duration;
@@ -86,11 +89,30 @@ fn one(pid: u32, snapshot: &Snapshot, arguments: &Arguments) -> String {
             "\nzone {index}: {in_use} in use, {zeroed} retained zeroed, {dirty} retained dirty, {reserved} reserved\n"
         );
     }
+    if let Some(spread) = spread(pid) {
+        text += "\n";
+        for (node, bytes) in &spread.nodes {
+            let _ = writeln!(text, "node {node}: {} of the whole process", Bytes(*bytes));
+        }
+        let _ = writeln!(text, "on another node than asked for: {}", Bytes(spread.elsewhere));
+    }
     text
 }
 
+/// Where the memory of the process lies, on a machine with several nodes; `None` where the kernel doesn't say.
+fn spread(pid: u32) -> Option<Spread> {
+    (topology::nodes_with_memory().len() > 1).then(|| numa_maps::read(Some(pid), None).ok())?
+}
+
 fn document(pid: u32, snapshot: &Snapshot) -> Value {
-    json!({ "pid": pid, "name": name(pid), "counters": counters(snapshot), "zones": zones(snapshot) })
+    let mut document =
+        json!({ "pid": pid, "name": name(pid), "counters": counters(snapshot), "zones": zones(snapshot) });
+    if let Some(spread) = spread(pid) {
+        let nodes = spread.nodes.iter().map(|(node, bytes)| json!({ "node": node, "bytes": bytes }));
+        document["nodes"] = nodes.collect();
+        document["elsewhere_bytes"] = spread.elsewhere.into();
+    }
+    document
 }
 
 fn all(directory: &Path, arguments: &Arguments) -> Result<String, Failure> {

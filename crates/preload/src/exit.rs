@@ -101,6 +101,8 @@ fn end_stats() {
         // SAFETY: getpid takes nothing and cannot fail.
         if start.keep_stats_of != Some(unsafe { libc::getpid() }) {
             region.stats().unshare();
+        } else {
+            region.count_elsewhere();
         }
     }
 }

@@ -56,6 +56,9 @@ fn memory_lines(snapshot: &Snapshot, line: &mut impl FnMut(&str, String)) {
     if count("trimmed_huge_pages") > 0 {
         line("huge pages trimmed", format!("{}: {}", count("trimmed_huge_pages"), bytes("trimmed_bytes")));
     }
+    if count("elsewhere_bytes") > 0 {
+        line("on another NUMA node", format!("{} when it ended", bytes("elsewhere_bytes")));
+    }
     if count("fallbacks") > 0 {
         line("left to the program's malloc", format!("{} large allocations", count("fallbacks")));
     }

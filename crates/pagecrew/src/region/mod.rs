@@ -58,11 +58,11 @@ use crate::crew::{Crew, Employer, ForkGuard, Operation, Task};
 use crate::stats::{Snapshot, StatsPage};
 use crate::sys::HUGE_PAGE_SIZE;
 use crate::sys::memory::Range;
-use crate::sys::numa;
 use crate::sys::sched::{self, CpuSet};
 use crate::sys::topology::Topology;
 use crate::sys::zero::{self, Use};
 use crate::sys::{Errno, PAGE_SIZE, check_page_size, clock, round_up};
+use crate::sys::{numa, numa_maps};
 pub use cache::{CpuCaches, Taken, Uncached};
 use classes::ALIGNED_LEAST;
 pub use page_map::Cacheable;
@@ -197,6 +197,17 @@ impl Region {
     /// Adds what was counted on each CPU to the counters, without a lock: for a process that ends.
     pub fn add_up_counts(&self) {
         self.core().sum_up_all();
+    }
+
+    /// Counts the memory that lies on another node than its zone's, where memory is placed at all: once, for a process that ends and whose
+    /// counters somebody will read. It takes the kernel milliseconds for each GiB.
+    pub fn count_elsewhere(&self) {
+        if !self.core().placement.is_on() {
+            return;
+        }
+        if let Ok(spread) = numa_maps::read(None, Some(self.range())) {
+            self.stats().counters.elsewhere_bytes.add(spread.elsewhere);
+        }
     }
 
     /// Hands out at least `size` bytes aligned to `align` (and to a page; from 32 MiB on, to a huge page). Their contents are

@@ -93,6 +93,7 @@ counters! {
     turned_away, Count, "Times that a helper found every CPU wanted by others and kept away.";
     pressure_trims, Count, "Times that memory pressure or a limit made retained memory go back at once.";
     decayed_bytes, Bytes, "Retained bytes given back because nothing needed them for the decay time.";
+    elsewhere_bytes, Bytes, "Of what was backed when the process ended, bytes on another NUMA node than the one they were asked for on. Counted under `run --stats`, on machines with several nodes.";
     mapped_eligible_bytes, Bytes, "Bytes that the program mapped itself and that were made eligible for huge pages.";
     trimmed_huge_pages, Count, "Under-used huge pages of spans in use and of eligible mappings that were split.";
     trimmed_bytes, Bytes, "The zero part of those, which went back to the kernel.";

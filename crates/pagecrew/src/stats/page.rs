@@ -19,7 +19,7 @@ pub const MAX_ZONES: usize = 2 * MAX_LANES * crate::sys::topology::MAX_NODES;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagecrew");
 /// Counted up with every change of the layout; a reader of another version refuses.
-const LAYOUT: u32 = 6;
+const LAYOUT: u32 = 7;
 
 /// Bytes of a zone's arena in each state. They add up to the arena at any time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

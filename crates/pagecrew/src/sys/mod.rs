@@ -16,6 +16,7 @@ pub mod memcg;
 pub mod memory;
 pub mod mount;
 pub mod numa;
+pub mod numa_maps;
 mod page_size;
 pub mod pagemap;
 pub mod process;
