@@ -80,6 +80,29 @@ pub enum Turn {
     Idle(Duration),
 }
 
+/// CPU time: for searches, and for everything.
+#[derive(Debug, Clone, Copy, Default)]
+struct Spent {
+    scan_ns: u64,
+    all_ns: u64,
+}
+
+/// Some of the processes have memory that is needed now. Each of them is searched once, and what is due is looked at; until then the
+/// budget is only kept for the books, and the others wait.
+struct Rush {
+    members: BTreeSet<Id>,
+    /// Those that were not searched yet, the largest first.
+    unsearched: BTreeSet<(Reverse<u64>, Id)>,
+    spent: Spent,
+}
+
+/// What is done next.
+enum Next {
+    Search(Id),
+    Look,
+    Nothing,
+}
+
 /// The processes that are trimmed, and the budget for it.
 pub struct Fleet<T> {
     options: Options,
@@ -89,10 +112,8 @@ pub struct Fleet<T> {
     /// Those with huge pages that are due.
     with_due: BTreeSet<Id>,
     budget: Budget,
-    /// As long as there is something to do, the budget is only kept for the books.
-    urgent: bool,
-    scan_ns: u64,
-    all_ns: u64,
+    rush: Option<Rush>,
+    spent: Spent,
     /// Who is looked at, and how many looks are left of its quantum.
     current: Option<(Id, usize)>,
     /// The sums of those that have left.
@@ -109,9 +130,8 @@ impl<T: Target> Fleet<T> {
             agenda: BTreeSet::new(),
             with_due: BTreeSet::new(),
             budget,
-            urgent: false,
-            scan_ns: 0,
-            all_ns: 0,
+            rush: None,
+            spent: Spent::default(),
             current: None,
             former: Tally::default(),
         }
@@ -138,13 +158,18 @@ impl<T: Target> Fleet<T> {
 
     /// Lets those processes go for which `stays` is false; what they came to stays in the sums.
     pub fn retain(&mut self, mut stays: impl FnMut(Id, &mut Member<T>) -> bool) {
-        let (former, agenda, with_due) = (&mut self.former, &mut self.agenda, &mut self.with_due);
+        let (former, agenda, with_due, rush) =
+            (&mut self.former, &mut self.agenda, &mut self.with_due, &mut self.rush);
         self.members.retain(|&id, member| {
             let stays = stays(id, member);
             if !stays {
                 *former += member.trimmer.tally().of_former();
                 agenda.remove(&member.turn_of(id));
                 with_due.remove(&id);
+                if let Some(rush) = rush {
+                    rush.members.remove(&id);
+                    rush.unsearched.remove(&(Reverse(member.size), id));
+                }
             }
             stays
         });
@@ -175,50 +200,111 @@ impl<T: Target> Fleet<T> {
 
     /// Charges CPU time that was used for the fleet elsewhere.
     pub fn charge(&mut self, cpu_ns: u64, clock: &impl Clock) {
-        self.all_ns += cpu_ns;
-        self.scan_ns += cpu_ns;
+        self.spent.all_ns += cpu_ns;
+        self.spent.scan_ns += cpu_ns;
         self.budget.charge(cpu_ns, 0, clock.now_ns());
     }
 
-    /// Memory is needed now: every process is searched at once, nothing rests, and until everything was looked at the budget does not
-    /// hold anything up (the processes would wait for us).
-    pub fn hurry(&mut self) {
-        self.urgent = true;
+    /// What [`Options`] say from now on. What was looked at stays known.
+    pub fn reconfigure(&mut self, options: Options, clock: &impl Clock) {
+        let now = clock.now_ns();
+        self.budget = Budget::new(options.cpu, options.traffic, now);
+        for (&id, member) in self.members.iter_mut() {
+            member.trimmer.reconfigure(options.clone());
+            if self.agenda.remove(&member.turn_of(id)) {
+                member.pause = options.interval;
+                member.next_scan_ns = member.next_scan_ns.min(now + options.interval.as_nanos() as u64);
+                self.agenda.insert(member.turn_of(id));
+            }
+        }
+        self.options = options;
+    }
+
+    /// The memory of those processes for which `needed` is true is needed now: somebody waits for it. Each is searched once, nothing
+    /// rests, and until everything of them was looked at the budget holds nothing up and the others wait. In the place of a rush before.
+    pub fn rush(&mut self, needed: impl Fn(Id) -> bool) {
         self.current = None;
-        self.agenda.clear();
-        for (&id, member) in self.members.iter_mut().filter(|(_, member)| !member.out()) {
+        let mut rush = Rush { members: BTreeSet::new(), unsearched: BTreeSet::new(), spent: Spent::default() };
+        for (&id, member) in self.members.iter_mut().filter(|(id, member)| needed(**id) && !member.out()) {
             member.trimmer.wake_all();
-            member.next_scan_ns = 0;
-            self.agenda.insert(member.turn_of(id));
+            rush.members.insert(id);
+            rush.unsearched.insert((Reverse(member.size), id));
+        }
+        self.rush = Some(rush);
+    }
+
+    /// Whether there is a [`rush`](Fleet::rush).
+    pub fn rushing(&self) -> bool {
+        self.rush.is_some()
+    }
+
+    /// Ends a [`rush`](Fleet::rush): nobody waits any more.
+    pub fn calm_down(&mut self) {
+        self.rush = None;
+        self.current = None;
+    }
+
+    /// What has gone of those processes for which `counts` is true, in bytes.
+    pub fn gone_of(&self, counts: impl Fn(Id) -> bool) -> u64 {
+        let members = self.members.iter().filter(|(id, _)| counts(**id));
+        members.map(|(_, member)| member.trimmer.tally().gone_bytes).sum()
+    }
+
+    fn next_in(&self, rush: &Rush) -> Next {
+        let due = self.with_due.iter().any(|id| rush.members.contains(id));
+        match rush.unsearched.first() {
+            Some(&(_, id)) if !due || plan::scan_first(rush.spent.scan_ns, rush.spent.all_ns) => Next::Search(id),
+            _ if due => Next::Look,
+            _ => Next::Nothing,
         }
     }
 
-    /// Does a little: searches a process or looks at a few huge pages of one.
+    fn next_at(&self, now_ns: u64) -> Next {
+        let due = !self.with_due.is_empty();
+        match self.agenda.first() {
+            Some(&(at_ns, _, id))
+                if at_ns <= now_ns && (!due || plan::scan_first(self.spent.scan_ns, self.spent.all_ns)) =>
+            {
+                Next::Search(id)
+            }
+            _ if due => Next::Look,
+            _ => Next::Nothing,
+        }
+    }
+
+    /// Does a little: searches a process or looks at a huge page of one.
     pub fn turn(&mut self, clock: &impl Clock) -> Turn {
         let now = clock.now_ns();
-        let wait = self.budget.wait(now);
-        if wait > Duration::ZERO && !self.urgent {
-            return Turn::Spent(wait);
+        let mut next = Next::Nothing;
+        if let Some(rush) = &self.rush {
+            next = self.next_in(rush);
+            if matches!(next, Next::Nothing) {
+                self.calm_down();
+            }
+        }
+        if self.rush.is_none() {
+            let wait = self.budget.wait(now);
+            if wait > Duration::ZERO {
+                return Turn::Spent(wait);
+            }
+            next = self.next_at(now);
         }
         let before = clock.cpu_ns();
-        let due = !self.with_due.is_empty();
-        let next = self.agenda.first().copied();
-        let scan = next.filter(|&(at_ns, ..)| {
-            at_ns <= now && (!due || self.urgent || plan::scan_first(self.scan_ns, self.all_ns))
-        });
-        if let Some((.., id)) = scan {
-            self.search(id, clock);
-            self.scan_ns += clock.cpu_ns() - before;
-        } else if due {
-            self.look(clock);
-        } else {
-            self.urgent = false;
-            let wait =
-                next.map_or(self.options.interval, |(at_ns, ..)| Duration::from_nanos(at_ns.saturating_sub(now)));
-            return Turn::Idle(wait);
+        match next {
+            Next::Search(id) => self.search(id, clock),
+            Next::Look => self.look(clock),
+            Next::Nothing => {
+                let until = |&(at_ns, ..): &(u64, _, _)| Duration::from_nanos(at_ns.saturating_sub(now));
+                return Turn::Idle(self.agenda.first().map_or(self.options.interval, until));
+            }
         }
         let spent = clock.cpu_ns() - before;
-        self.all_ns += spent;
+        let search_ns = if matches!(next, Next::Search(_)) { spent } else { 0 };
+        let rush = self.rush.as_mut().map(|rush| &mut rush.spent);
+        for sum in rush.into_iter().chain([&mut self.spent]) {
+            sum.all_ns += spent;
+            sum.scan_ns += search_ns;
+        }
         self.budget.charge(spent, 0, clock.now_ns());
         Turn::Worked
     }
@@ -226,6 +312,9 @@ impl<T: Target> Fleet<T> {
     fn search(&mut self, id: Id, clock: &impl Clock) {
         let Some(member) = self.members.get_mut(&id) else { return };
         self.agenda.remove(&member.turn_of(id));
+        if let Some(rush) = &mut self.rush {
+            rush.unsearched.remove(&(Reverse(member.size), id));
+        }
         match member.trimmer.scan(clock) {
             Ok(due) => {
                 member.pause = plan::pause(due > 0, member.pause, self.options.interval);
@@ -251,11 +340,16 @@ impl<T: Target> Fleet<T> {
         }
         self.agenda.remove(&member.turn_of(id));
         self.with_due.remove(&id);
+        if let Some(rush) = &mut self.rush {
+            rush.unsearched.remove(&(Reverse(member.size), id));
+        }
     }
 
     fn look(&mut self, clock: &impl Clock) {
         if !self.current.is_some_and(|(id, left)| left > 0 && self.with_due.contains(&id)) {
-            let candidates = self.with_due.iter().filter_map(|id| Some((*id, &self.members.get(id)?.experience)));
+            let meant = |id: &&Id| self.rush.as_ref().is_none_or(|rush| rush.members.contains(id));
+            let due = self.with_due.iter().filter(meant);
+            let candidates = due.filter_map(|id| Some((*id, &self.members.get(id)?.experience)));
             self.current = plan::best(candidates).map(|id| (id, QUANTUM));
         }
         let Some((id, left)) = &mut self.current else { return };

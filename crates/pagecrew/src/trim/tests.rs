@@ -104,6 +104,8 @@ struct Process {
     pages: RefCell<Vec<Page>>,
     kind: MappingKind,
     name: &'static str,
+    /// What a search costs before it comes to the pages.
+    search_ns: u64,
     /// Before 6.12, a split maps nothing to the zero page.
     old_kernel: bool,
     /// What the next calls fail with, from this many calls on.
@@ -119,6 +121,7 @@ impl Process {
             pages: RefCell::new(pages),
             kind: MappingKind::Anonymous,
             name: "",
+            search_ns: SCAN,
             old_kernel: false,
             fails: Cell::new(None),
             alive: Cell::new(true),
@@ -148,7 +151,7 @@ impl Process {
 
 impl Target for Process {
     fn mappings(&self) -> Result<Vec<Mapping>, Errno> {
-        self.clock.work(SCAN);
+        self.clock.work(self.search_ns);
         self.call()?;
         let len = self.pages.borrow().len() * HUGE_PAGE_SIZE;
         Ok(vec![Mapping { range: Range { start: START, len }, name: self.name.to_owned(), kind: self.kind }])
@@ -423,10 +426,92 @@ fn in_an_emergency_the_budget_waits_and_is_paid_afterwards() {
     fleet.admit(Id { pid: 1, start_ticks: 1 }, Process::new(pages(&[(100, 500)]), &clock), 0);
     while fleet.turn(&*clock) == Turn::Worked {}
     assert!(fleet.total().split < 40, "{:?}", fleet.total());
-    fleet.hurry();
+    fleet.rush(|_| true);
     while fleet.turn(&*clock) == Turn::Worked {}
     assert_eq!(fleet.total().split, 100);
     assert!(matches!(fleet.turn(&*clock), Turn::Spent(_)));
+}
+
+/// Two hundred processes whose searches alone take longer than the interval between two, and the memory of one is needed: its zeroes go before
+/// many others were searched, a rush of all of them ends, and searching never takes the place of looking.
+#[test]
+fn searches_never_keep_looks_from_their_turn() {
+    let clock = Rc::<FakeClock>::default();
+    let interval = Duration::from_millis(100);
+    let mut fleet = Fleet::new(Options { cpu: None, interval, ..Options::default() }, &*clock);
+    for pid in 1..=200 {
+        let mut process = Process::new(pages(&[(3, 500)]), &clock);
+        process.search_ns = SECOND / 1000;
+        fleet.admit(Id { pid, start_ticks: 1 }, process, pid as u64);
+    }
+    let needed = |id: Id| id.pid == 7;
+    let begin = clock.now_ns();
+    fleet.rush(needed);
+    while fleet.rushing() {
+        assert_eq!(fleet.turn(&*clock), Turn::Worked);
+        assert!(clock.now_ns() < begin + SECOND / 10);
+    }
+    assert_eq!(fleet.gone_of(needed), fleet.total().gone_bytes);
+    assert_eq!(fleet.total().split, 3);
+    // All of them: the first memory comes before all were searched, and it comes to an end.
+    let begin = clock.now_ns();
+    fleet.rush(|_| true);
+    let mut first = None;
+    while fleet.rushing() {
+        fleet.turn(&*clock);
+        if fleet.total().split > 3 {
+            first.get_or_insert(clock.now_ns() - begin);
+        }
+        assert!(clock.now_ns() < begin + 2 * SECOND);
+    }
+    assert_eq!(fleet.total().split, 600);
+    assert!(first < Some(SECOND / 100), "{first:?}");
+    // And the whole machine, without a rush and always behind with its searches.
+    let looked = fleet.total().looked_at;
+    for pid in 201..=400 {
+        let mut process = Process::new(pages(&[(20, 0)]), &clock);
+        process.search_ns = SECOND / 1000;
+        fleet.admit(Id { pid, start_ticks: 1 }, process, pid as u64);
+    }
+    watch(&mut fleet, &clock, Duration::from_secs(10), |_, _| {});
+    assert!(fleet.total().looked_at > looked + 1000, "{:?}", fleet.total());
+}
+
+#[test]
+fn a_rush_ends_with_those_it_is_for() {
+    let clock = Rc::<FakeClock>::default();
+    let mut fleet = Fleet::new(Options::default(), &*clock);
+    for pid in 1..=3 {
+        fleet.admit(Id { pid, start_ticks: 1 }, Process::new(pages(&[(50, 500)]), &clock), 1);
+    }
+    fleet.rush(|id| id.pid == 2);
+    fleet.turn(&*clock);
+    assert!(fleet.rushing());
+    fleet.retain(|id, _| id.pid != 2);
+    while fleet.rushing() {
+        fleet.turn(&*clock);
+    }
+    fleet.rush(|id| id.pid == 4);
+    fleet.turn(&*clock);
+    assert!(!fleet.rushing());
+    fleet.rush(|_| true);
+    fleet.calm_down();
+    assert!(!fleet.rushing());
+}
+
+#[test]
+fn other_options_count_from_then_on() {
+    let clock = Rc::<FakeClock>::default();
+    let mut fleet = Fleet::new(Options { cpu: None, max_zero: 511, ..Options::default() }, &*clock);
+    fleet.admit(Id { pid: 1, start_ticks: 1 }, Process::new(pages(&[(50, 500)]), &clock), 1);
+    while fleet.turn(&*clock) == Turn::Worked {}
+    assert_eq!(fleet.total().split, 0);
+    let interval = Duration::from_secs(1);
+    fleet.reconfigure(Options { cpu: None, interval, ..Options::default() }, &*clock);
+    fleet.rush(|_| true);
+    while fleet.turn(&*clock) == Turn::Worked {}
+    assert_eq!(fleet.total().split, 50);
+    assert!(matches!(fleet.turn(&*clock), Turn::Idle(pause) if pause <= interval));
 }
 
 /// A made-up machine of ten thousand processes: a tenth of them sparse, a third with a little to gain, the rest dense; some whose pages

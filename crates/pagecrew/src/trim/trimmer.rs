@@ -134,6 +134,15 @@ impl<T: Target> Trimmer<T> {
         self.fruitless >= FRUITLESS_MOST
     }
 
+    /// From the next scan on, these options count.
+    ///
+    /// # Panics
+    /// As [`Trimmer::new`].
+    pub fn reconfigure(&mut self, options: Options) {
+        assert!(options.max_zero <= Options::MAX_ZERO_MOST);
+        self.options = options;
+    }
+
     /// From the next scan on, these are left alone, besides those of the options.
     pub fn exclude(&mut self, exclusions: Vec<Exclusion>) {
         self.own_exclusions = exclusions;
