@@ -1,8 +1,8 @@
 //! Pagecrew takes memory work off a program's critical path, on a stock Linux kernel: freeing, zeroing and re-packing pages in
 //! parallel, in batches, in the background, on CPU that nobody else wants.
 //!
-//! The modules are layers. Each uses only those that stand before it here: [`units`], [`sys`], [`stats`], [`crew`], [`region`],
-//! [`mapping`], [`frame`], [`trim`], [`pool`].
+//! The modules are layers. Each uses only those that stand before it here: [`units`], [`sys`], [`stats`], [`control`], [`crew`], [`region`],
+//! [`mapping`], [`frame`], [`trim`], [`group`], [`pool`].
 //! `ARCHITECTURE.md` in the repository has the whole picture.
 
 // Only the parts that have models are used under loom.
@@ -13,6 +13,9 @@ pub mod units;
 pub mod sys;
 
 pub mod stats;
+
+#[cfg(not(loom))]
+pub mod control;
 
 pub mod crew;
 
@@ -27,6 +30,9 @@ pub mod frame;
 
 #[cfg(not(loom))]
 pub mod trim;
+
+#[cfg(not(loom))]
+pub mod group;
 
 #[cfg(not(loom))]
 pub mod pool;

@@ -28,16 +28,15 @@ pub struct Cpu {
 }
 
 /// A controller's files in one hierarchy.
-pub(super) struct Hierarchy {
+struct Hierarchy {
     /// The field of `/proc/self/cgroup` that names the controller; empty for version 2.
     controller: &'static str,
     /// Where it is mounted on common systems.
-    pub(super) mounts: &'static [&'static str],
+    mounts: &'static [&'static str],
 }
 
-pub(super) const MEMORY_V2: Hierarchy =
-    Hierarchy { controller: "", mounts: &["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] };
-pub(super) const MEMORY_V1: Hierarchy = Hierarchy { controller: "memory", mounts: &["/sys/fs/cgroup/memory"] };
+const MEMORY_V2: Hierarchy = Hierarchy { controller: "", mounts: &["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] };
+const MEMORY_V1: Hierarchy = Hierarchy { controller: "memory", mounts: &["/sys/fs/cgroup/memory"] };
 const CPU_V2: Hierarchy = Hierarchy { controller: "", mounts: MEMORY_V2.mounts };
 const CPU_V1: Hierarchy =
     Hierarchy { controller: "cpu", mounts: &["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct"] };
@@ -102,7 +101,7 @@ fn walk(hierarchy: &Hierarchy, mut level: impl FnMut(&str, &str)) {
 }
 
 /// More than this is "no limit" in version 1, which writes the largest page-aligned number there.
-pub(super) const NO_LIMIT: u64 = 1 << 60;
+pub(crate) const NO_LIMIT: u64 = 1 << 60;
 
 /// The tightest memory limit on this process; `None` where there is none.
 pub fn memory() -> Option<Memory> {

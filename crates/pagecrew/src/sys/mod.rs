@@ -8,11 +8,9 @@ pub mod clock;
 #[cfg(not(loom))]
 pub mod cpu_stack;
 pub mod futex;
-mod guard;
 pub mod huge_page;
 pub mod maps;
 pub mod membarrier;
-pub mod memcg;
 pub mod memory;
 pub mod mount;
 pub mod numa;

@@ -4,12 +4,12 @@
 //! looks at one's huge pages. Nothing here sleeps or makes a system call by itself, so that a fleet of ten thousand is simulated with
 //! the same code.
 
-use super::budget::Budget;
 use super::options::Options;
 use super::plan::{self, Experience, Found};
 use super::tally::Tally;
 use super::target::Target;
 use super::trimmer::{Clock, Step, Trimmer};
+use crate::control::Budget;
 use crate::sys::Errno;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -158,8 +158,7 @@ impl<T: Target> Fleet<T> {
 
     /// Lets those processes go for which `stays` is false; what they came to stays in the sums.
     pub fn retain(&mut self, mut stays: impl FnMut(Id, &mut Member<T>) -> bool) {
-        let (former, agenda, with_due, rush) =
-            (&mut self.former, &mut self.agenda, &mut self.with_due, &mut self.rush);
+        let (former, agenda, with_due, rush) = (&mut self.former, &mut self.agenda, &mut self.with_due, &mut self.rush);
         self.members.retain(|&id, member| {
             let stays = stays(id, member);
             if !stays {

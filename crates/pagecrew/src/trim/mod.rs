@@ -5,22 +5,18 @@
 //! at any time, to its own huge pages and to those of others, by the advice that a part of one is cold (`MADV_COLD`). The kernel compares
 //! the contents under its own locks, so no write is lost, whatever was read before; and nobody is stopped or traced.
 //!
-//! - [`sample`], [`budget`], [`history`], [`plan`]: the policy. Is a huge page under-used, what may it cost to find out, when is it looked
+//! - [`sample`], [`credit`], [`history`], [`plan`]: the policy. Is a huge page under-used, what may it cost to find out, when is it looked
 //!   at again, whose turn is it, is memory short ([`shortage`]), is a program at rest ([`rest`]). Pure.
 //! - [`target`]: a process, as far as it matters here; [`trimmer`]: one process; [`fleet`]: many, within one budget.
-//! - [`hold`]: a control group that waits at its limit; [`held`] and [`backoff`]: the policy of that. Pure.
 //! - [`own_process`], [`spans`], [`SpanTrimmer`]: this process itself.
 //! - [`protect`]: what a process can do to be left alone; [`support`]: whether this kernel can.
 //!
 //! Source: "split underutilized THPs" (Usama Arif, Alexander Zhu and Yu Zhao, 2024), whose review objected that zero on purpose is zero,
 //! too; that scanning pollutes caches; and that nothing happens before memory is short.
 
-pub mod backoff;
-pub mod budget;
+pub mod credit;
 pub mod fleet;
-pub mod held;
 pub mod history;
-pub mod hold;
 pub mod options;
 mod own;
 pub mod plan;
@@ -35,10 +31,7 @@ pub mod target;
 mod tests;
 pub mod trimmer;
 
-pub use backoff::Backoff;
 pub use fleet::{Fleet, Id, Member, Turn};
-pub use held::Standing;
-pub use hold::Holder;
 pub use options::{Exclusion, Options};
 pub use own::{SpanTrimmer, own_process, spans};
 pub use tally::{Left, Tally};

@@ -1,6 +1,6 @@
 //! Tests against made-up processes and kernels, with a clock that stands still but for what things cost.
 
-use super::budget::READ_OF_USED;
+use super::credit::READ_OF_USED;
 use super::fleet::{Fleet, Id, Turn};
 use super::options::{Exclusion, Options};
 use super::sample::SUBPAGES;

@@ -7,7 +7,7 @@
 //! page in the place of those that are zero, so what was read before is only a hint, and no write is lost. Afterwards the page map
 //! says what has really gone, and that is what is counted. What came of it is remembered ([`super::history`]).
 
-use super::budget::{Credit, READ_OF_USED};
+use super::credit::{Credit, READ_OF_USED};
 use super::history::{History, Outcome};
 use super::options::{Exclusion, Options};
 use super::sample::{Draw, FIRST, Random, SUBPAGES, Verdict, expected_zero, judge};

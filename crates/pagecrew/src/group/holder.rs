@@ -1,9 +1,10 @@
-//! A control group that is held at its limit: what [`held`](super::held) decides, done with [`sys::memcg`](crate::sys::memcg).
+//! A control group that is held at its limit: what [`held`](super::held) decides, done with a [`Hold`].
 
 use super::held::{Numbers, Standing, high_below, next_high, standing};
+use super::hold::{Hold, HoldError, Reclaimable};
+use super::{Group, Version};
 use crate::sys::Errno;
-use crate::sys::memcg::{Group, Hold, HoldError, Reclaimable, Version};
-use std::time::Duration;
+use std::os::fd::RawFd;
 
 /// A group whose tasks wait at its limit, until memory of it was given back or it is let go. Dropping it undoes what it has done.
 #[derive(Debug)]
@@ -27,15 +28,26 @@ impl Holder {
         Ok(holder)
     }
 
-    /// Waits until something has happened to the group that is worth a look, but not longer than `timeout`. See [`Hold::wait`].
-    pub fn wait(&mut self, timeout: Duration) {
-        self.hold.wait(timeout);
+    /// See [`Hold::descriptors`].
+    pub fn descriptors(&self) -> impl Iterator<Item = (RawFd, libc::c_short)> + '_ {
+        self.hold.descriptors()
+    }
+
+    /// See [`Hold::found_one_left`].
+    pub fn found_one_left(&self) -> bool {
+        self.hold.found_one_left()
+    }
+
+    /// Whether the group has gone.
+    pub fn gone(&self) -> bool {
+        self.hold.usage().is_none()
     }
 
     /// How the group stands. While it is held, `memory.high` (version 2) follows `memory.max`.
     ///
     /// Costs a few microseconds; tens where the group is nearly full and `memory.stat` has to tell of what.
     pub fn look(&mut self) -> Standing {
+        self.hold.heard();
         let standing = standing(&mut Look { holder: self, reclaimable: None });
         if self.holding && self.follow(standing).is_err() {
             // The group has gone, or is about to.

@@ -1,6 +1,7 @@
 //! A child process that undoes a change to the system when this process ends, whatever the way, SIGKILL included.
 
-use super::Errno;
+use super::marker;
+use crate::sys::Errno;
 use std::ffi::c_int;
 use std::fs::File;
 use std::io::Read;
@@ -166,12 +167,14 @@ unsafe fn guard(line: c_int, end: c_int, file: c_int, text: &[u8], ours: Option<
         // Writes nothing, but has the code that does in memory.
         std::hint::black_box(may());
         libc::pwrite(-1, text.as_ptr().cast(), text.len(), 0);
+        libc::fremovexattr(-1, marker::NAME.as_ptr());
         libc::mlockall(libc::MCL_CURRENT | libc::MCL_ONFAULT);
         let mut byte = 0u8;
         libc::write(end, (&raw const byte).cast(), 1);
         while libc::read(end, (&raw mut byte).cast(), 1) < 0 && Errno::last() == Errno(libc::EINTR) {}
         if may() {
             libc::pwrite(file, text.as_ptr().cast(), text.len(), 0);
+            libc::fremovexattr(file, marker::NAME.as_ptr());
         }
         libc::_exit(0)
     }

@@ -1,0 +1,379 @@
+//! What is done about a group at its limit: when it is looked at, when memory of it is searched for past the budget (a *rush*), and when
+//! it is left to the kernel. Pure: what it decides, others do, and a rush goes on beside the looks.
+
+use super::held::Standing;
+use crate::control::Backoff;
+use std::time::Duration;
+
+/// Between two looks at a group, and while it was near its limit lately: version 2 doesn't signal that.
+const SLICE: Duration = Duration::from_millis(100);
+const CLOSE_SLICE: Duration = Duration::from_millis(10);
+const ALERT: Duration = Duration::from_secs(1);
+/// Looks take at most this share of the budget: the kernel may signal a group full of page cache a hundred times a second.
+const LOOKS: f64 = 0.25;
+/// Longest time between two looks: the kernel doesn't have a task of version 2 sleep longer than that at a time either.
+const REST_MOST: Duration = Duration::from_secs(2);
+/// Near the limit, exceed the budget only while a quarter of the time goes into splits; otherwise back off exponentially, until this
+/// share of the budget pays for the attempts.
+const WORTHWHILE: u64 = 4;
+const ATTEMPTS: f64 = 0.5;
+const NEAR_FIRST: Duration = Duration::from_millis(10);
+const NEAR_MOST: Duration = Duration::from_secs(1);
+/// How often a held group is searched in vain before it is let go, and how long between: something may be at its pages for a moment.
+const IN_VAIN: usize = 3;
+const BETWEEN: Duration = Duration::from_millis(20);
+/// Held tasks wait no longer for a rush that brings nothing.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// A group that was let go is left to the kernel for so long.
+const LET_GO_FIRST: Duration = Duration::from_secs(2);
+const LET_GO_MOST: Duration = Duration::from_secs(64);
+
+/// What a rush came to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rushed {
+    /// Memory of the group that has gone.
+    pub gone_bytes: u64,
+    /// CPU time that it took, and the part of that for splits.
+    pub cpu_ns: u64,
+    /// See `cpu_ns`.
+    pub split_ns: u64,
+}
+
+/// What is to be done now, all of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Todo {
+    /// The group is held again.
+    pub hold_again: bool,
+    /// The group is let go.
+    pub let_go: bool,
+    /// Memory of it is searched for, past the budget. [`Relief::rushed`] is to be told what came of it.
+    pub rush: bool,
+    /// The rush is over, whatever it was at.
+    pub calm_down: bool,
+    /// It was let go because there was nothing to give back, for the first time in a while: somebody should know.
+    pub given_up: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Calm,
+    /// A rush, begun when the group was near its limit.
+    Near,
+    /// A rush that held tasks wait for, since this time; what was tried before it.
+    Held {
+        since_ns: u64,
+        tried: Tried,
+    },
+    /// Held, between two rushes.
+    Between {
+        until_ns: u64,
+        tried: Tried,
+    },
+}
+
+/// Rushes in vain for tasks that are held.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Tried {
+    times: usize,
+    cpu_ns: u64,
+}
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct Relief {
+    /// The share of one CPU that may be used.
+    share: f64,
+    state: State,
+    near: Backoff,
+    held: Backoff,
+    /// Until this time the group has been near its limit lately.
+    alert_ns: u64,
+    /// When the last look was, and before when there is none, by what it has cost.
+    looked_ns: u64,
+    rest_ns: u64,
+}
+
+fn ns(time: Duration) -> u64 {
+    time.as_nanos() as u64
+}
+
+impl Relief {
+    /// For a budget of `share` of one CPU.
+    pub fn new(share: f64) -> Relief {
+        Relief {
+            share,
+            state: State::Calm,
+            near: Backoff::new(NEAR_FIRST, NEAR_MOST),
+            held: Backoff::new(LET_GO_FIRST, LET_GO_MOST),
+            alert_ns: 0,
+            looked_ns: 0,
+            rest_ns: 0,
+        }
+    }
+
+    /// From now on, the budget is `share` of one CPU.
+    pub fn set_share(&mut self, share: f64) {
+        self.share = share;
+    }
+
+    /// When the group is to be looked at, whatever happens.
+    pub fn next_look_ns(&self) -> u64 {
+        let close = self.looked_ns < self.alert_ns || self.state != State::Calm;
+        let next = self.looked_ns + ns(if close { CLOSE_SLICE } else { SLICE });
+        match self.state {
+            State::Between { until_ns, .. } => until_ns.max(self.rest_ns),
+            State::Calm | State::Near | State::Held { .. } => next.max(self.rest_ns),
+        }
+    }
+
+    /// Whether it may be looked at already if the kernel says that something has happened.
+    pub fn listens(&self, now_ns: u64) -> bool {
+        now_ns >= self.rest_ns
+    }
+
+    /// It was looked at, which took `cpu_ns` of CPU time: it stands like this, and is `holding`, not let go.
+    pub fn looked(&mut self, standing: Standing, holding: bool, cpu_ns: u64, now_ns: u64) -> Todo {
+        self.looked_ns = now_ns;
+        self.rest_ns = now_ns + ns(self.paid(cpu_ns, LOOKS).min(REST_MOST));
+        let ready = self.held.ready(now_ns);
+        let mut todo = Todo::default();
+        match (standing, self.state) {
+            (Standing::Held, State::Held { since_ns, tried }) if now_ns >= since_ns + ns(PATIENCE) => {
+                todo.calm_down = true;
+                self.give_up(tried.cpu_ns, now_ns, &mut todo);
+            }
+            (Standing::Held, State::Held { .. }) => {}
+            // What it finds is needed by now.
+            (Standing::Held, State::Near) => self.state = State::Held { since_ns: now_ns, tried: Tried::default() },
+            (Standing::Held, State::Between { until_ns, tried }) => {
+                if now_ns >= until_ns {
+                    self.state = State::Held { since_ns: now_ns, tried };
+                    todo.rush = true;
+                }
+            }
+            (Standing::Held, State::Calm) if ready => {
+                self.state = State::Held { since_ns: now_ns, tried: Tried::default() };
+                todo.rush = true;
+            }
+            // It came back to where nothing could be done.
+            (Standing::Held, State::Calm) => todo.let_go = holding,
+            (Standing::Near | Standing::Quiet, State::Between { .. }) => self.state = State::Calm,
+            (Standing::Near, _) => todo.hold_again = ready && !holding,
+            (Standing::Quiet, _) => todo.hold_again = !holding,
+        }
+        if standing == Standing::Near && self.state == State::Calm && self.near.ready(now_ns) {
+            self.alert_ns = now_ns + ns(ALERT);
+            self.state = State::Near;
+            todo.rush = true;
+        }
+        todo
+    }
+
+    /// The rush is over, and came to this; the group stands like this now.
+    pub fn rushed(&mut self, rushed: Rushed, standing: Standing, now_ns: u64) -> Todo {
+        let mut todo = Todo::default();
+        match std::mem::replace(&mut self.state, State::Calm) {
+            State::Calm | State::Between { .. } => {}
+            State::Near if WORTHWHILE * rushed.split_ns >= rushed.cpu_ns => {
+                self.near.worth_it();
+                self.look_again(now_ns);
+            }
+            State::Near => {
+                let paid = self.paid(rushed.cpu_ns, ATTEMPTS);
+                self.near.in_vain(paid, now_ns);
+            }
+            State::Held { .. } if rushed.gone_bytes > 0 => {
+                self.held.worth_it();
+                self.look_again(now_ns);
+            }
+            State::Held { .. } if standing != Standing::Held => self.look_again(now_ns),
+            State::Held { tried, .. } => {
+                let tried = Tried { times: tried.times + 1, cpu_ns: tried.cpu_ns + rushed.cpu_ns };
+                if tried.times < IN_VAIN {
+                    self.state = State::Between { until_ns: now_ns + ns(BETWEEN), tried };
+                } else {
+                    self.give_up(tried.cpu_ns, now_ns, &mut todo);
+                }
+            }
+        }
+        todo
+    }
+
+    fn give_up(&mut self, cpu_ns: u64, now_ns: u64, todo: &mut Todo) {
+        self.state = State::Calm;
+        let paid = self.paid(cpu_ns, ATTEMPTS);
+        todo.given_up = self.held.in_vain(paid, now_ns);
+        todo.let_go = true;
+    }
+
+    /// Looks again at once: what was found is no longer true.
+    fn look_again(&mut self, now_ns: u64) {
+        (self.looked_ns, self.rest_ns) = (0, 0);
+        self.alert_ns = now_ns + ns(ALERT);
+    }
+
+    /// The time after which a part of the budget has paid for so much CPU time.
+    fn paid(&self, cpu_ns: u64, part: f64) -> Duration {
+        Duration::from_nanos(cpu_ns).div_f64(part * self.share)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const SECOND: u64 = 1000 * MS;
+
+    /// A made-up group, and somebody who does what is decided.
+    struct Run {
+        relief: Relief,
+        now_ns: u64,
+        holding: bool,
+        /// When the rush that goes on will be over; never where whoever is at it is stuck.
+        rush_ends_ns: Option<u64>,
+        rush_takes_ns: u64,
+        brings: Rushed,
+        looks: Vec<u64>,
+        rushes: usize,
+        let_go: Vec<u64>,
+        given_up: usize,
+        cpu_ns: u64,
+    }
+
+    impl Run {
+        fn new(rush_takes_ns: u64, brings: Rushed) -> Run {
+            Run {
+                relief: Relief::new(0.01),
+                now_ns: 1000 * SECOND,
+                holding: true,
+                rush_ends_ns: None,
+                rush_takes_ns,
+                brings,
+                looks: Vec::new(),
+                rushes: 0,
+                let_go: Vec::new(),
+                given_up: 0,
+                cpu_ns: 0,
+            }
+        }
+
+        fn does(&mut self, todo: Todo) {
+            assert!(!(todo.hold_again && todo.let_go) && !(todo.rush && todo.let_go), "{todo:?}");
+            if todo.calm_down {
+                self.rush_ends_ns = None;
+            }
+            if todo.rush {
+                assert_eq!(self.rush_ends_ns, None, "two at once");
+                self.rush_ends_ns = Some(self.now_ns.saturating_add(self.rush_takes_ns));
+                self.rushes += 1;
+            }
+            if todo.let_go {
+                self.let_go.push(self.now_ns);
+                self.holding = false;
+            }
+            self.holding |= todo.hold_again;
+            self.given_up += usize::from(todo.given_up);
+        }
+
+        /// For `time`, in which the group stands as `standing` says.
+        fn pass(&mut self, time: u64, look_ns: u64, mut standing: impl FnMut(&Run) -> Standing) {
+            let end = self.now_ns + time;
+            while self.now_ns < end {
+                let next = self.relief.next_look_ns().max(self.now_ns).min(self.rush_ends_ns.unwrap_or(u64::MAX));
+                self.now_ns = (next + 1).max(self.now_ns + 1);
+                if self.rush_ends_ns.is_some_and(|at| self.now_ns >= at) {
+                    self.rush_ends_ns = None;
+                    self.cpu_ns += self.brings.cpu_ns;
+                    let todo = self.relief.rushed(self.brings, standing(self), self.now_ns);
+                    self.does(todo);
+                } else {
+                    self.looks.push(self.now_ns);
+                    self.cpu_ns += look_ns;
+                    let standing = standing(self);
+                    let todo = self.relief.looked(standing, self.holding, look_ns, self.now_ns);
+                    self.does(todo);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_quiet_group_is_looked_at_and_nothing_else_is_done() {
+        let mut run = Run::new(MS, Rushed::default());
+        run.pass(100 * SECOND, 5_000, |_| Standing::Quiet);
+        assert_eq!((run.rushes, run.let_go.len(), run.holding), (0, 0, true));
+        assert!((900..=1001).contains(&run.looks.len()), "{} looks", run.looks.len());
+        // Where a look is dear, there are fewer, but one in two seconds.
+        let mut run = Run::new(MS, Rushed::default());
+        run.pass(100 * SECOND, 20 * MS, |_| Standing::Quiet);
+        assert!(run.looks.windows(2).all(|pair| pair[1] - pair[0] <= 2 * SECOND + MS));
+        assert!((50..=52).contains(&run.looks.len()), "{} looks", run.looks.len());
+    }
+
+    #[test]
+    fn held_tasks_wait_for_memory_that_there_is() {
+        let brings = Rushed { gone_bytes: 1 << 20, cpu_ns: 5 * MS, split_ns: 4 * MS };
+        let mut run = Run::new(5 * MS, brings);
+        // Held again and again, until it was relieved twenty times.
+        run.pass(10 * SECOND, 5_000, |run| {
+            if run.rushes < 20 || run.rush_ends_ns.is_some() { Standing::Held } else { Standing::Quiet }
+        });
+        assert_eq!((run.rushes, run.let_go.len(), run.given_up), (20, 0, 0));
+        // As fast as it goes.
+        assert!(run.looks[..20].iter().all(|&at| at < 1001 * SECOND));
+    }
+
+    #[test]
+    fn what_cannot_be_helped_is_left_to_the_kernel_soon_and_tried_again_ever_less() {
+        let mut run = Run::new(2 * MS, Rushed { cpu_ns: 2 * MS, ..Rushed::default() });
+        run.pass(600 * SECOND, 5_000, |_| Standing::Held);
+        assert!(run.let_go[0] < 1000 * SECOND + 200 * MS, "{}", run.let_go[0] - 1000 * SECOND);
+        assert_eq!((run.given_up, run.holding), (1, false));
+        // 2, 4, 8, 16, 32, 64, 64, ... seconds.
+        assert!((12..=16).contains(&(run.rushes / IN_VAIN)), "{} rushes", run.rushes);
+        assert!(run.cpu_ns < 600 * SECOND / 100, "{} ns", run.cpu_ns);
+        // It is held again once there is room.
+        run.pass(SECOND, 5_000, |_| Standing::Quiet);
+        assert!(run.holding);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_rush_that_is_stuck() {
+        let mut run = Run::new(u64::MAX / 2, Rushed::default());
+        run.pass(4 * SECOND, 5_000, |_| Standing::Held);
+        let waited = run.let_go[0] - 1000 * SECOND;
+        assert!(waited < 2 * SECOND + 100 * MS, "{waited} ns");
+        assert_eq!(run.given_up, 1);
+        assert!(run.looks.windows(2).all(|pair| pair[1] - pair[0] <= 2 * SECOND));
+    }
+
+    #[test]
+    fn near_the_limit_the_budget_holds_unless_it_pays() {
+        // Nothing to find: the attempts cost no more than half of the budget.
+        let mut run = Run::new(10 * MS, Rushed { cpu_ns: 10 * MS, ..Rushed::default() });
+        run.pass(600 * SECOND, 5_000, |_| Standing::Near);
+        assert!(run.cpu_ns < 600 * SECOND / 100, "{} ns, {} rushes", run.cpu_ns, run.rushes);
+        assert!(run.rushes > 100);
+        // What is found is taken at once, again and again.
+        let mut run = Run::new(10 * MS, Rushed { gone_bytes: 1, cpu_ns: 10 * MS, split_ns: 5 * MS });
+        run.pass(SECOND, 5_000, |_| Standing::Near);
+        assert!(run.rushes > 30, "{} rushes", run.rushes);
+    }
+
+    #[test]
+    fn a_rush_of_a_near_group_serves_one_that_is_held_meanwhile() {
+        let mut relief = Relief::new(0.01);
+        let now = 1000 * SECOND;
+        assert_eq!(relief.looked(Standing::Near, true, 0, now), Todo { rush: true, ..Todo::default() });
+        assert_eq!(relief.looked(Standing::Held, true, 0, now + MS), Todo::default());
+        let todo = relief.rushed(Rushed::default(), Standing::Held, now + 2 * MS);
+        assert_eq!(todo, Todo::default());
+        let again = relief.next_look_ns();
+        assert_eq!(again, now + 22 * MS);
+        assert_eq!(relief.looked(Standing::Held, true, 0, again), Todo { rush: true, ..Todo::default() });
+        // What a rush says that was called off is not heard.
+        let mut relief = Relief::new(0.01);
+        assert_eq!(relief.rushed(Rushed::default(), Standing::Held, now), Todo::default());
+    }
+}
