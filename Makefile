@@ -66,7 +66,7 @@ setup: ## What the demo, the benchmarks and the tests use besides Rust, gcc and 
 install: build ## The command, the library and the pool's service into PREFIX (default: /usr/local)
 	install -D -m 755 $(RELEASE)/pagecrew $(DESTDIR)$(PREFIX)/bin/pagecrew
 	install -D -m 644 $(RELEASE)/libpagecrew_preload.so $(DESTDIR)$(PREFIX)/lib/pagecrew/libpagecrew_preload.so
-	install -D -m 644 contrib/pool.toml $(DESTDIR)$(PREFIX)/share/doc/pagecrew/pool.toml
+	install -D -m 644 contrib/pagecrew.toml $(DESTDIR)$(PREFIX)/share/doc/pagecrew/pagecrew.toml
 	install -D -m 644 contrib/pagecrew-pool.service $(DESTDIR)$(PREFIX)/lib/systemd/system/pagecrew-pool.service
 	sed -i 's|=/usr/local/bin/|=$(PREFIX)/bin/|' $(DESTDIR)$(PREFIX)/lib/systemd/system/pagecrew-pool.service
 

@@ -5,11 +5,13 @@ mod doctor;
 mod failure;
 mod figures;
 mod inspect;
+mod notify;
 mod output;
 mod pool;
 mod preload;
 mod published;
 mod run;
+mod service;
 mod settings;
 mod signals;
 mod stats;
@@ -48,6 +50,7 @@ enum Command {
     Stats(stats::Arguments),
     Trim(trim::Arguments),
     Pool(pool::Arguments),
+    Settings(settings::Arguments),
     Doctor(doctor::Arguments),
     Bench(dispatch::BenchArguments),
     Demo(dispatch::DemoArguments),
@@ -60,7 +63,7 @@ enum Command {
 impl Command {
     /// Whether the command does anything to memory, which takes pages of the size that the library is built for.
     fn takes_pages(&self) -> bool {
-        !matches!(self, Command::Doctor(_) | Command::Stats(_))
+        !matches!(self, Command::Doctor(_) | Command::Stats(_) | Command::Settings(_))
     }
 }
 
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         Command::Stats(arguments) => stats::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Trim(arguments) => trim::run(arguments),
         Command::Pool(arguments) => pool::run(arguments),
+        Command::Settings(arguments) => settings::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Bench(arguments) => dispatch::bench(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => dispatch::demo(&arguments).map(|()| ExitCode::SUCCESS),

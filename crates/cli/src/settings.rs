@@ -17,8 +17,111 @@ pub struct Setting<'a> {
     value: DeValue<'a>,
 }
 
-/// What `parse` makes of `file`; where none was named, of `machine`, the machine's, if there is one.
+/// The file of a machine's settings.
+pub const MACHINE: &str = "/etc/pagecrew/pagecrew.toml";
+
+/// A key that a table of the file may have. All that is said about it anywhere comes from here; what values it takes is said by what reads
+/// it, and in `help`.
+pub struct Key {
+    /// Its name.
+    pub name: &'static str,
+    /// A value, as it is written in the file.
+    pub example: &'static str,
+    /// What counts where it is left out.
+    pub default: &'static str,
+    /// What it says, with what values it may have.
+    pub help: &'static str,
+    /// Whether a service that runs takes it over when it reads the file again (SIGHUP). Others take a new start.
+    pub live: bool,
+}
+
+/// A table of the file.
+pub struct Table {
+    /// Its name.
+    pub name: &'static str,
+    /// Whom it is for.
+    pub help: &'static str,
+    /// What may stand in it.
+    pub keys: &'static [Key],
+}
+
+/// All that there are.
+pub const TABLES: [&Table; 2] = [&crate::pool::config::TABLE, &crate::trim::config::TABLE];
+
+/// Print a settings file in which everything is explained
+///
+/// All that stands in it is commented out. Its place is /etc/pagecrew/pagecrew.toml.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  pagecrew settings                     what there is to set, and what counts without
+  mkdir -p /etc/pagecrew && pagecrew settings > /etc/pagecrew/pagecrew.toml")]
+pub struct Arguments {}
+
+/// `pagecrew settings`.
+pub fn run(_: &Arguments) -> Result<(), Failure> {
+    crate::output::print(&template())
+}
+
+/// A file that says nothing yet.
+fn template() -> String {
+    let mut text = format!(
+        "# Settings of pagecrew's services: {MACHINE}. Options of a command go before them.\n\
+         # What is marked with * is taken over when a service reads the file again (systemctl reload, SIGHUP).\n"
+    );
+    for table in TABLES {
+        text += &format!("\n[{}]\n{}", table.name, comment(table.help));
+        for key in table.keys {
+            let star = if key.live { "* " } else { "" };
+            let without = if key.default.is_empty() { String::new() } else { format!(" Without: {}.", key.default) };
+            text +=
+                &format!("\n{}# {} = {}\n", comment(&format!("{star}{}{without}", key.help)), key.name, key.example);
+        }
+    }
+    text
+}
+
+/// Lines of a comment, no longer than a terminal is wide.
+fn comment(text: &str) -> String {
+    let mut lines = vec![String::from("#")];
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.len() + word.len() < 100 => *line += &format!(" {word}"),
+            _ => lines.push(format!("# {word}")),
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
+/// What `parse` makes of `table` of `file`; where none was named, of the machine's, if there is one.
 pub fn load<T: Default>(
+    file: Option<&Path>,
+    table: &Table,
+    parse: impl FnOnce(Vec<Setting<'_>>) -> Result<T, String>,
+) -> Result<T, Failure> {
+    load_from(file, Path::new(MACHINE), |text| match members_of(text, table)? {
+        Some(settings) => parse(settings),
+        None => Ok(T::default()),
+    })
+}
+
+/// The settings of `table` in the text of a file; `None` if it has no such table.
+pub fn members_of<'a>(text: &'a str, table: &Table) -> Result<Option<Vec<Setting<'a>>>, String> {
+    let mut found = None;
+    for setting in read(text)? {
+        let known = TABLES.iter().map(|table| table.name);
+        if setting.is_table() && setting.key() == table.name {
+            found = Some(setting.members()?);
+        } else if !(setting.is_table() && known.clone().any(|name| name == setting.key())) {
+            let names: Vec<String> = known.map(|name| format!("[{name}]")).collect();
+            return Err(setting.error(format!("this is none of the tables that there are: {}", names.join(", "))));
+        }
+    }
+    Ok(found)
+}
+
+/// What `parse` makes of the text of `file`; where none was named, of `machine`, if that is there.
+fn load_from<T: Default>(
     file: Option<&Path>,
     machine: &Path,
     parse: impl FnOnce(&str) -> Result<T, String>,
@@ -71,8 +174,9 @@ impl<'a> Setting<'a> {
         format!("line {}: {}{}: {reason}", line(self.text, self.position), self.tables, self.key)
     }
 
-    /// That there is no such key, but only `known`.
-    pub fn unknown(&self, known: &[&str]) -> String {
+    /// That there is no such key, but only those of `table`.
+    pub fn unknown(&self, table: &Table) -> String {
+        let known: Vec<&str> = table.keys.iter().map(|key| key.name).collect();
         self.error(format!("there is no such setting; there are {}", known.join(", ")))
     }
 
@@ -175,12 +279,86 @@ mod tests {
         let (missing, there) = (directory.path().join("missing"), directory.path().join("there"));
         std::fs::write(&there, "a = 1\na = 2\n").unwrap();
         let parse = |text: &str| read(text).map(|settings| settings.len());
-        assert_eq!(load(None, &missing, parse), Ok(0));
+        assert_eq!(load_from(None, &missing, parse), Ok(0));
         assert!(
-            matches!(load(Some(&missing), &there, parse), Err(Failure::Usage(reason)) if reason.contains("missing"))
+            matches!(load_from(Some(&missing), &there, parse), Err(Failure::Usage(reason)) if reason.contains("missing"))
         );
-        let Err(Failure::Usage(reason)) = load(None, &there, parse) else { panic!("taken") };
+        let Err(Failure::Usage(reason)) = load_from(None, &there, parse) else { panic!("taken") };
         assert!(reason.contains("there: line 2: "), "{reason}");
+    }
+
+    /// Compares a file of the repository with what it should be; writes it where PAGECREW_WRITE_DOCS is set.
+    fn check(path: &str, expected: &str) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
+        if std::env::var_os("PAGECREW_WRITE_DOCS").is_some() {
+            std::fs::write(&path, expected).unwrap();
+        }
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            text == expected,
+            "{} is out of date: PAGECREW_WRITE_DOCS=1 cargo test -p pagecrew-cli",
+            path.display()
+        );
+    }
+
+    #[test]
+    fn the_file_that_is_installed_explains_every_key() {
+        check("contrib/pagecrew.toml", &template());
+        // As it is, it says nothing; with its comments taken away, it makes sense.
+        for table in TABLES {
+            assert!(members_of(&template(), table).unwrap().unwrap().is_empty());
+        }
+        let is_key = |line: &str| {
+            TABLES.iter().flat_map(|table| table.keys).any(|key| line.starts_with(&format!("{} = ", key.name)))
+        };
+        let template = template();
+        let lines =
+            template.lines().map(|line| line.strip_prefix("# ").filter(|line| is_key(line)).unwrap_or(line).to_owned());
+        let text: String = lines.collect::<Vec<_>>().join("\n");
+        for table in TABLES {
+            assert_eq!(members_of(&text, table).unwrap().unwrap().len(), table.keys.len());
+        }
+    }
+
+    #[test]
+    fn the_page_about_settings_has_every_key() {
+        let mut text = String::from(
+            "# Settings\n\nServices read `/etc/pagecrew/pagecrew.toml` (`--config FILE` for another one); `pagecrew settings` prints one in which all of\n\
+             this is explained. Options of a command go before it, and have the same names. What is wrong is told with its line and the reason, and\n\
+             a service that runs goes on as before. What is marked * is taken over when a service reads the file again (`systemctl reload`, SIGHUP);\n\
+             the rest takes a new start.\n",
+        );
+        for table in TABLES {
+            text += &format!(
+                "\n## `[{}]`\n\n{}\n\n| key | value, for example | without | meaning |\n|---|---|---|---|\n",
+                table.name, table.help
+            );
+            for key in table.keys {
+                let star = if key.live { " *" } else { "" };
+                text += &format!("| `{}`{star} | `{}` | {} | {} |\n", key.name, key.example, key.default, key.help);
+            }
+        }
+        check("docs/settings.md", &text);
+    }
+
+    #[test]
+    fn each_service_reads_its_own_table() {
+        let of = |text: &'static str, table| {
+            members_of(text, table)
+                .map(|found| found.map(|settings| settings.iter().map(|s| s.key().to_owned()).collect::<Vec<_>>()))
+        };
+        let [pool, trim] = TABLES;
+        let text = "[pool]\nsize = 1\n[trim]\nall = true\ncpu = 2\n";
+        assert_eq!(of(text, pool), Ok(Some(vec!["size".into()])));
+        assert_eq!(of(text, trim), Ok(Some(vec!["all".into(), "cpu".into()])));
+        assert_eq!((of("[pool]\n", trim), of("", pool)), (Ok(None), Ok(None)));
+        for text in ["size = 1\n", "[pol]\n", "pool = 3\n"] {
+            let error = of(text, pool).unwrap_err();
+            assert!(
+                error.starts_with("line 1: ") && error.ends_with("none of the tables that there are: [pool], [trim]"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

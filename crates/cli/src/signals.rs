@@ -1,5 +1,7 @@
 //! Signal dispositions that must not leak into, or be lost on the way to, the programs that `run` starts.
 
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -40,6 +42,49 @@ pub fn survive_a_closed_pipe() {
 /// Gives back the disposition that this process was started with.
 pub fn restore_pipe_disposition() {
     set_pipe_disposition(INHERITED_PIPE.load(Ordering::Relaxed));
+}
+
+/// Waits until one of `polled` is ready, or `timeout` has passed.
+pub fn poll(polled: &mut [libc::pollfd], timeout: Option<Duration>) {
+    let time = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
+        tv_nsec: timeout.subsec_nanos() as libc::c_long,
+    });
+    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: the array has the length that is given, the time is valid for the call, and no mask of signals is passed.
+    unsafe { libc::ppoll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, time, std::ptr::null()) };
+}
+
+/// Signals that are blocked, to be waited for beside other descriptors (`signalfd(2)`).
+pub struct SignalDescriptor(OwnedFd);
+
+impl SignalDescriptor {
+    /// For those of `set`.
+    pub fn new(set: &SignalSet) -> io::Result<SignalDescriptor> {
+        // SAFETY: the set is valid for the call; the new descriptor belongs to nobody else.
+        unsafe {
+            match libc::signalfd(-1, &set.0, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) {
+                -1 => Err(io::Error::last_os_error()),
+                descriptor => Ok(SignalDescriptor(OwnedFd::from_raw_fd(descriptor))),
+            }
+        }
+    }
+
+    /// Takes one that has come: its number.
+    pub fn take(&self) -> Option<i32> {
+        // SAFETY: all zeroes is a valid value, and the kernel writes no more than its size.
+        let (count, info) = unsafe {
+            let mut info: libc::signalfd_siginfo = std::mem::zeroed();
+            (libc::read(self.0.as_raw_fd(), (&raw mut info).cast(), size_of_val(&info)), info)
+        };
+        (count > 0).then_some(info.ssi_signo as i32)
+    }
+}
+
+impl AsRawFd for SignalDescriptor {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
 }
 
 /// A set of signals.

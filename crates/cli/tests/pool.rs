@@ -205,8 +205,8 @@ fn a_command_has_the_memory_as_long_as_it_runs() {
 
 #[test]
 fn a_supervisor_is_told_and_the_settings_are_read_again() {
-    let file = directory().join("pool.toml");
-    std::fs::write(&file, "size = \"8M\"\nunused = \"5s\"\n").unwrap();
+    let file = directory().join("pool-settings.toml");
+    std::fs::write(&file, "[pool]\nsize = \"8M\"\nunused = \"5s\"\n").unwrap();
     let notifications = directory().join("notify");
     let supervisor = UnixDatagram::bind(&notifications).unwrap();
     supervisor.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -225,14 +225,14 @@ fn a_supervisor_is_told_and_the_settings_are_read_again() {
     };
     told("READY=1");
     served.wait_for("ready", 8 * MIB);
-    std::fs::write(&file, "size = \"24M\"\n").unwrap();
+    std::fs::write(&file, "[pool]\nsize = \"24M\"\n").unwrap();
     served.signal(libc::SIGHUP);
     told("RELOADING=1");
     served.wait_for("ready", 24 * MIB);
     // An error in it changes nothing.
-    std::fs::write(&file, "size = \"24M\"\nfloor = \"12Q\"\n").unwrap();
+    std::fs::write(&file, "[pool]\nsize = \"24M\"\nfloor = \"12Q\"\n").unwrap();
     served.signal(libc::SIGHUP);
-    served.wait_until(|served| served.log().contains("line 2") && served.log().contains("12Q"));
+    served.wait_until(|served| served.log().contains("line 3") && served.log().contains("12Q"));
     assert_eq!(served.status()["ready"].as_u64(), Some(24 * MIB));
     served.signal(libc::SIGINT);
     told("STOPPING=1");

@@ -198,7 +198,7 @@ fn nonsense_and_what_is_not_there_get_one_line() {
     fails(pagecrew(&["trim", "--cgroup", "/no/such/group"]), 2, &["/no/such/group"]);
     fails(pagecrew(&["trim", "--all", "--config", "/no/such/file"]), 2, &["/no/such/file"]);
     let file = directory().join("trim.toml");
-    std::fs::write(&file, "max-zeros = 3\n").unwrap();
+    std::fs::write(&file, "[trim]\nmax-zeros = 3\n").unwrap();
     fails(pagecrew(&["trim", "--all", "--config", file.to_str().unwrap()]), 2, &["max-zeros"]);
     if works() {
         fails(pagecrew(&["trim", "--pid", "2147483647"]), 1, &["2147483647", "not there"]);
@@ -264,6 +264,46 @@ fn a_watch_goes_on_until_it_is_told_to_end() {
     target.intact();
     watch.output.read_to_string(&mut rest).unwrap();
     assert!(watch.child.wait().unwrap().success());
+}
+
+/// Which processes, by a file that changes: those that it names come in, what makes no sense changes nothing, and the end comes soon.
+#[test]
+fn a_watch_reads_its_settings_again() {
+    if !works() {
+        return;
+    }
+    let (target, _) = Target::sparse(MIB, "");
+    let name = std::fs::read_to_string(format!("/proc/{}/comm", target.pid())).unwrap();
+    let file = directory().join("trim-settings.toml");
+    let write = |names: &str| {
+        std::fs::write(&file, format!("[trim]\nnames = [{names}]\ninterval = \"100ms\"\ncpu = 50\n")).unwrap()
+    };
+    write("\"no such name\"");
+    let mut command = pagecrew(&["trim", "--watch", "--json", "--config", file.to_str().unwrap()]);
+    let mut watch = Target::start(command.stderr(std::process::Stdio::piped()));
+    let log = watch.child.stderr.take().unwrap();
+    let object = |line: &str| serde_json::from_str::<Value>(line).unwrap();
+    assert_eq!(object(&watch.line())["processes"], Value::Array(vec![]));
+    // SAFETY: the process is this test's own child.
+    let signal = |watch: &Target, signal| unsafe { libc::kill(watch.child.id() as i32, signal) };
+    write(&format!("\"{}\"", name.trim()));
+    signal(&watch, libc::SIGHUP);
+    let begin = Instant::now();
+    while count(&object(&watch.line()), "split") < PAGES * 9 / 10 {
+        assert!(begin.elapsed() < Duration::from_secs(60));
+    }
+    write("1 2");
+    signal(&watch, libc::SIGHUP);
+    watch.line();
+    let begin = Instant::now();
+    signal(&watch, libc::SIGTERM);
+    assert!(watch.child.wait().unwrap().success());
+    // It takes 60 ms at the most; others may want the CPUs.
+    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    let log = std::io::read_to_string(log).unwrap();
+    assert!(log.contains("read again") && log.contains("stay as they are") && log.contains("line 2"), "{log}");
+    target.intact();
+    fails(pagecrew(&["trim", "--watch", "--config", "/dev/null"]), 2, &["--pid", "[trim]"]);
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn serve(base: &Path, directory: &Path, options: &[String], input: impl BufRead)
     let log = base.join("log");
     let output = File::create(&log)?;
     // What an operator has set must not count.
-    let settings = base.join("pool.toml");
+    let settings = base.join("pagecrew.toml");
     File::create(&settings)?;
     let mut command = pagecrew(&["pool", "serve"]);
     command.arg("--directory").arg(directory).arg("--socket").arg(&socket);

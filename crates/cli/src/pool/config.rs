@@ -1,7 +1,7 @@
 //! The settings of a pool: from the machine's file, and from the command line, which goes before it.
 
 use crate::failure::Failure;
-use crate::settings::{self, Setting};
+use crate::settings::{self, Key, Setting, Table};
 use crate::values::{parse_group, parse_percent, parse_user};
 use pagecrew::pool::{Backing, Options, Quotas, Sizes};
 use pagecrew::sys::HUGE_PAGE_SIZE;
@@ -10,8 +10,6 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-pub const DEFAULT: &str = "/etc/pagecrew/pool.toml";
 
 /// What one of the two says.
 #[derive(Debug, Default, Clone, PartialEq)]
@@ -34,36 +32,128 @@ pub struct Config {
     pub quotas: Quotas,
 }
 
-const KEYS: [&str; 14] = [
-    "size",
-    "nodes",
-    "backing",
-    "files",
-    "cpu",
-    "floor",
-    "below-floor",
-    "limit",
-    "unused",
-    "directory",
-    "socket",
-    "socket-mode",
-    "socket-group",
-    "quota",
-];
+/// `[pool]`.
+pub const TABLE: Table = Table {
+    name: "pool",
+    help: "`pagecrew pool serve`: memory that is ready before it is asked for. Sizes are multiples of 2 MiB.",
+    keys: &[
+        Key {
+            name: "size",
+            example: "\"16G\"",
+            default: "",
+            help: "How much is kept ready in all, spread evenly over the NUMA nodes.",
+            live: true,
+        },
+        Key {
+            name: "nodes",
+            example: "{ 0 = \"16G\", 1 = \"8G\" }",
+            default: "",
+            help: "How much is kept ready on which node, instead of size.",
+            live: true,
+        },
+        Key {
+            name: "files",
+            example: "[\"8G:1\", \"2G:4\"]",
+            default: "what was asked for lately",
+            help: "Files that are always among what is ready, and how many of each.",
+            live: true,
+        },
+        Key {
+            name: "backing",
+            example: "\"auto\"",
+            default: "auto",
+            help: "What the memory is made of: tmpfs (huge pages as they come), hugetlbfs (those that are reserved), or auto, whichever there is.",
+            live: false,
+        },
+        Key {
+            name: "cpu",
+            example: "25",
+            default: "25",
+            help: "CPU time that filling may take, in percent of one CPU, up to 100.",
+            live: true,
+        },
+        Key {
+            name: "floor",
+            example: "\"2G\"",
+            default: "5 % of memory, 512M at least",
+            help: "So much free memory of the machine is left to others.",
+            live: true,
+        },
+        Key {
+            name: "below-floor",
+            example: "false",
+            default: "false",
+            help: "Whether what is asked for and not ready may leave less than the floor; otherwise it is refused.",
+            live: true,
+        },
+        Key {
+            name: "limit",
+            example: "\"32G\"",
+            default: "all memory",
+            help: "The most that is ready and taken together.",
+            live: false,
+        },
+        Key {
+            name: "unused",
+            example: "\"60s\"",
+            default: "60s",
+            help: "What `pool take` handed out goes back when nobody has had it open for so long.",
+            live: true,
+        },
+        Key {
+            name: "quota",
+            example: "{ default = \"8G\", alice = \"32G\" }",
+            default: "none",
+            help: "The most that a user may have taken, by name or number. The default doesn't bind root.",
+            live: true,
+        },
+        Key {
+            name: "socket-group",
+            example: "\"kvm\"",
+            default: "root alone may take memory",
+            help: "The group that may take memory, by name or number.",
+            live: false,
+        },
+        Key {
+            name: "socket-mode",
+            example: "\"0660\"",
+            default: "0600; with socket-group 0660",
+            help: "The socket's permissions, in octal.",
+            live: false,
+        },
+        Key {
+            name: "directory",
+            example: "\"/run/pagecrew/pool\"",
+            default: "/run/pagecrew/pool",
+            help: "Where the files are.",
+            live: false,
+        },
+        Key {
+            name: "socket",
+            example: "\"/run/pagecrew/pool/socket\"",
+            default: "socket in the directory",
+            help: "Where clients find the pool.",
+            live: false,
+        },
+    ],
+};
 
 impl Config {
     /// Reads `file`, or the machine's if there is one.
     pub fn read(file: Option<&Path>) -> Result<Config, Failure> {
-        settings::load(file, Path::new(DEFAULT), Config::parse)
+        settings::load(file, &TABLE, Config::of)
     }
 
-    /// Reads the text of a file.
-    pub fn parse(text: &str) -> Result<Config, String> {
+    fn of(settings: Vec<Setting>) -> Result<Config, String> {
         let mut config = Config::default();
-        for setting in settings::read(text)? {
-            config.take_in(setting)?;
-        }
+        settings.into_iter().try_for_each(|setting| config.take_in(setting))?;
         Ok(config)
+    }
+
+    /// Reads the text of a table.
+    #[cfg(test)]
+    pub fn parse(text: &str) -> Result<Config, String> {
+        Config::of(settings::read(text)?)
     }
 
     fn take_in(&mut self, setting: Setting) -> Result<(), String> {
@@ -98,7 +188,7 @@ impl Config {
                 }
             }
             "quota" => setting.parse(|size| self.set_quota(None, size))?,
-            _ => return Err(setting.unknown(&KEYS)),
+            _ => return Err(setting.unknown(&TABLE)),
         }
         Ok(())
     }
@@ -146,7 +236,12 @@ impl Config {
         let sizes = match self.size {
             Some(size) => Sizes::Total(size),
             None if !self.nodes.is_empty() => Sizes::Nodes(self.nodes),
-            None => return Err(format!("how much is to be kept ready? --size 16G, or size = \"16G\" in {DEFAULT}")),
+            None => {
+                return Err(format!(
+                    "how much is to be kept ready? --size 16G, or size = \"16G\" in [pool] of {}",
+                    settings::MACHINE
+                ));
+            }
         };
         let total = match &sizes {
             Sizes::Total(size) => *size,
@@ -277,26 +372,17 @@ mod tests {
             filler: vec!["x".into()],
         };
         assert_eq!(options, expected);
-        let mentioned: Vec<&str> = KEYS.into_iter().filter(|key| *key != "size").collect();
+        let mentioned: Vec<&str> = TABLE.keys.iter().map(|key| key.name).filter(|key| *key != "size").collect();
         assert!(mentioned.iter().all(|key| text.contains(&format!(" {key} = "))), "{mentioned:?}");
     }
 
     #[test]
-    fn the_example_holds_with_and_without_what_it_leaves_out() {
-        let example = include_str!("../../../../contrib/pool.toml");
-        assert_eq!(Config::parse(example), Ok(Config { size: Some(16 * GIB), ..Config::default() }));
+    fn the_examples_hold() {
+        let lines =
+            TABLE.keys.iter().filter(|key| key.name != "size").map(|key| format!("{} = {}\n", key.name, key.example));
         // Whoever may not exist here is root.
-        let all: Vec<String> = example
-            .lines()
-            .map(|line| {
-                line.strip_prefix("# ").filter(|line| KEYS.iter().any(|key| line.starts_with(key))).unwrap_or(line)
-            })
-            .map(|line| line.replace("kvm", "root").replace("alice", "root"))
-            .filter(|line| !line.starts_with("size"))
-            .collect();
-        let config = Config::parse(&all.join("\n")).unwrap();
-        assert!(KEYS.iter().all(|key| all.iter().any(|line| line.starts_with(&format!("{key} =")) || *key == "size")));
-        assert!(config.options(Vec::new()).is_ok());
+        let text: String = lines.map(|line| line.replace("kvm", "root").replace("alice", "root")).collect();
+        assert!(Config::parse(&text).unwrap().options(Vec::new()).is_ok(), "{text}");
     }
 
     #[test]
@@ -350,9 +436,12 @@ mod tests {
     fn the_file_is_named_too() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("pool.toml");
-        std::fs::write(&file, "cpu = 5\nfloor = \"12Q\"\n").unwrap();
+        std::fs::write(&file, "[pool]\ncpu = 5\nfloor = \"12Q\"\n").unwrap();
         let Err(Failure::Usage(message)) = Config::read(Some(&file)) else { panic!("taken") };
-        assert!(message.starts_with(&format!("{}: line 2: floor: '12Q' is not a size", file.display())), "{message}");
+        assert!(
+            message.starts_with(&format!("{}: line 3: pool.floor: '12Q' is not a size", file.display())),
+            "{message}"
+        );
     }
 
     #[test]

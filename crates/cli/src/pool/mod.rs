@@ -1,9 +1,8 @@
 //! `pagecrew pool`: memory that is ready and zeroed before a virtual machine or a big process asks.
 
 mod cloud_hypervisor;
-mod config;
+pub mod config;
 mod exec;
-mod notify;
 mod progress;
 mod qemu;
 mod serve;

@@ -1,13 +1,15 @@
 //! `pagecrew pool serve`.
 
-use super::config::{self, Config};
-use super::{failure, notify, progress};
+use super::config::{self, Config, TABLE};
+use super::{failure, progress};
 use crate::failure::Failure;
+use crate::notify;
 use crate::output::note;
-use crate::signals::{self, SignalSet};
+use crate::service::{Event, Service};
 use crate::values::{parse_group, parse_percent, parse_user};
 use indicatif::ProgressBar;
 use pagecrew::pool::{Options, Server, Subordinates};
+use pagecrew::sys::clock::now_ns;
 use pagecrew::units::{parse_duration, parse_size};
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -27,7 +29,7 @@ Examples:
   pagecrew pool serve --size 24G --file 8G:2    (two files of 8 GiB are always among it)
   pagecrew pool serve --node 0=16G --node 1=8G --backing hugetlbfs
   pagecrew pool serve --size 16G --socket-group kvm --quota 8G --quota alice=32G
-  systemctl enable --now pagecrew-pool          (settings: /etc/pagecrew/pool.toml)
+  systemctl enable --now pagecrew-pool          (settings: /etc/pagecrew/pagecrew.toml)
 
 SIGHUP reads the file again; size, nodes, files, cpu, floor, below-floor, unused and quota take effect at once. \
 SIGTERM and SIGINT end it: what is ready is given back, what is taken stays with those who have it.")]
@@ -76,7 +78,7 @@ pub struct Arguments {
     /// How much a user may have taken, by name or number, such as alice=32G; without one, each user but root
     #[arg(long, value_name = "[USER=]SIZE")]
     quota: Vec<String>,
-    /// Settings to begin with [default: /etc/pagecrew/pool.toml, if it is there]
+    /// Settings to begin with [default: /etc/pagecrew/pagecrew.toml, if it is there]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -84,32 +86,21 @@ pub struct Arguments {
 /// Serves until it is told to end.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let options = options(arguments)?;
-    signals::survive_a_closed_pipe();
-    let signals = SignalSet::of(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]);
-    // Before there are threads, which take over what is blocked.
-    let before = signals.block();
+    let service = Service::begin()?;
     let server = Server::start(options.clone(), log).map_err(failure)?;
-    notify::ready();
+    service.ready();
     let bar = BAR.get_or_init(progress::bar);
     loop {
-        let signal = match progress::show(bar, &server) {
-            Some(pause) => signals.wait_for(pause),
-            None => Some(signals.wait().si_signo),
-        };
-        match signal {
-            None => {}
-            Some(libc::SIGHUP) => {
-                notify::reloading();
-                reload(&server, arguments, &options);
-                notify::ready();
-            }
-            Some(_) => break,
+        let until = progress::show(bar, &server).map(|pause| now_ns() + pause.as_nanos() as u64);
+        match service.wait(until, []) {
+            Event::Due => {}
+            Event::Reload => service.reload(|| reload(&server, arguments, &options)),
+            Event::Stop => break,
         }
     }
     bar.finish_and_clear();
-    notify::stopping();
-    // Whoever is in a hurry can tell it once more; the next server cleans up.
-    before.restore();
+    // A second signal ends us at once; the next server cleans up.
+    service.stopping();
     let left = server.stop().map_err(failure)?;
     match left {
         0 => {}
@@ -150,17 +141,16 @@ fn reload(server: &Server, arguments: &Arguments, running: &Options) {
 
 /// What differs between two options and does not change in a running server.
 fn fixed_settings(running: &Options, wanted: &Options) -> Vec<&'static str> {
-    [
-        ("directory", running.directory != wanted.directory),
-        ("socket", running.socket != wanted.socket),
-        ("socket-mode", running.socket_mode != wanted.socket_mode),
-        ("socket-group", running.socket_group != wanted.socket_group),
-        ("backing", running.backing != wanted.backing),
-        ("limit", running.limit != wanted.limit),
-    ]
-    .into_iter()
-    .filter_map(|(name, differs)| differs.then_some(name))
-    .collect()
+    let differs = |name: &str| match name {
+        "directory" => running.directory != wanted.directory,
+        "socket" => running.socket != wanted.socket,
+        "socket-mode" => running.socket_mode != wanted.socket_mode,
+        "socket-group" => running.socket_group != wanted.socket_group,
+        "backing" => running.backing != wanted.backing,
+        "limit" => running.limit != wanted.limit,
+        _ => false,
+    };
+    TABLE.keys.iter().filter(|key| !key.live && differs(key.name)).map(|key| key.name).collect()
 }
 
 fn options(arguments: &Arguments) -> Result<Options, Failure> {
@@ -231,7 +221,7 @@ mod tests {
         arguments: Arguments,
     }
 
-    const FILE: &str = "size = \"4G\"\ncpu = 5\nquota = { default = \"1G\" }\nsocket-mode = \"0666\"\n";
+    const FILE: &str = "[pool]\nsize = \"4G\"\ncpu = 5\nquota = { default = \"1G\" }\nsocket-mode = \"0666\"\n";
 
     fn parse(arguments: &[&str]) -> Result<Options, String> {
         let directory = tempfile::tempdir().unwrap();
@@ -307,6 +297,6 @@ mod tests {
         let live = parse(&["--size=2G", "--cpu=9", "--floor=1G", "--unused=1", "--quota=1G"]).unwrap();
         assert!(fixed_settings(&running, &live).is_empty());
         let fixed = parse(&["--directory=/d", "--backing=tmpfs", "--limit=8G", "--socket-mode=0"]).unwrap();
-        assert_eq!(fixed_settings(&running, &fixed), ["directory", "socket", "socket-mode", "backing", "limit"]);
+        assert_eq!(fixed_settings(&running, &fixed), ["backing", "limit", "socket-mode", "directory", "socket"]);
     }
 }

@@ -1,206 +1,192 @@
-//! Holding a control group at its memory limit until something was given back, instead of having the kernel kill in it.
+//! Holding control groups at their memory limits until something was given back, instead of having the kernel kill in them.
 
 use super::Job;
-use super::session::Session;
+use super::worker::Worker;
 use crate::failure::Failure;
 use crate::output::note;
-use crate::signals::SignalSet;
+use pagecrew::group::relief::{Rushed, Todo};
+use pagecrew::group::{Group, HoldError, Holder, Relief, Standing};
 use pagecrew::sys::clock::{now_ns, thread_cpu_ns};
-use pagecrew::sys::memcg::HoldError;
-use pagecrew::trim::{Backoff, Holder, Kernel, Standing, Turn};
-use std::time::Duration;
+use std::os::fd::RawFd;
 
-/// Between two looks at a group, and while it was near its limit lately: cgroup v2 doesn't signal that.
-const SLICE: Duration = Duration::from_millis(100);
-const CLOSE_SLICE: Duration = Duration::from_millis(10);
-const ALERT: Duration = Duration::from_secs(1);
-/// Looks take at most this share of the budget: the kernel may signal a group full of page cache a hundred times a second.
-const LOOKS: f64 = 0.25;
-/// Longest time between two looks: the kernel doesn't have a task of cgroup v2 sleep longer than that at a time either.
-const REST_MOST: Duration = Duration::from_secs(2);
-/// Near the limit, exceed the budget only while a quarter of the time goes into splits; otherwise back off exponentially, until this
-/// share of the budget pays for the attempts.
-const WORTHWHILE: u64 = 4;
-const ATTEMPTS: f64 = 0.5;
-const NEAR_FIRST: Duration = Duration::from_millis(10);
-const NEAR_MOST: Duration = Duration::from_secs(1);
-/// How often a held group is searched in vain before it is let go, and how long between: something may be at its pages for a moment.
-const IN_VAIN: usize = 3;
-const BETWEEN: Duration = Duration::from_millis(20);
-/// A group that was let go is left to the kernel for so long.
-const LET_GO_FIRST: Duration = Duration::from_secs(2);
-const LET_GO_MOST: Duration = Duration::from_secs(64);
+/// The control groups of a job, as far as they are to be held.
+pub struct Wards {
+    wards: Vec<Ward>,
+    tickets: u64,
+}
 
-/// Waits between two rounds of a watch, and sees to the group meanwhile if there is one to hold.
-pub struct Waiter {
+/// A control group, which may come, go, and come back.
+struct Ward {
+    name: String,
     holder: Option<Holder>,
-    near: Backoff,
-    held: Backoff,
-    /// Until this time the group has been near its limit lately.
-    alert_ns: u64,
-    /// When the last look was, and before when there is none, by what it has cost.
-    looked_ns: u64,
-    rest_ns: u64,
+    relief: Relief,
     /// Whether holding changes the group; somebody may take that over.
     may_change: bool,
+    /// Of the rush that goes on.
+    ticket: Option<u64>,
+    /// Why it is not held, as it was said last.
+    said: Option<String>,
 }
 
-impl Waiter {
-    /// Holds the group of `job`, if it has one and is to change anything.
-    pub fn new(job: &Job, wanted: bool) -> Result<Waiter, Failure> {
-        let group = job.selection.group().filter(|_| wanted && !job.options.dry_run);
-        let holder = match group.map(|group| (group, group.processes())) {
-            Some((group, Ok(pids))) if pids.contains(&(std::process::id() as i32)) => {
-                note(&format!(
-                    "{}: this command is in the group itself, so it can't hold it at its limit",
-                    group.path().display()
-                ));
-                None
-            }
-            Some((group, _)) => match Holder::new(group) {
-                Ok(holder) => Some(holder),
-                // Nothing to be held at.
-                Err(HoldError::NoLimit(_)) => None,
-                Err(error) => return Err(Failure::Impossible(format!("{error} (or: --no-hold)"))),
-            },
-            None => None,
-        };
-        Ok(Waiter {
-            may_change: holder.as_ref().is_some_and(Holder::may_change),
-            holder,
-            near: Backoff::new(NEAR_FIRST, NEAR_MOST),
-            held: Backoff::new(LET_GO_FIRST, LET_GO_MOST),
-            alert_ns: 0,
-            looked_ns: 0,
-            rest_ns: 0,
-        })
+fn share(job: &Job) -> f64 {
+    job.options.cpu.unwrap_or(1.0)
+}
+
+impl Wards {
+    /// Holds the groups of `job`, if it is to change anything.
+    pub fn new(job: &Job) -> Result<Wards, Failure> {
+        let mut wards = Wards { wards: Vec::new(), tickets: 0 };
+        wards.change(job);
+        for ward in &mut wards.wards {
+            ward.renew()?;
+        }
+        Ok(wards)
     }
 
-    /// Waits for `pause`, or until one of `signals` has come: returns whether it has.
-    pub fn wait(&mut self, pause: Duration, session: &mut Session, signals: &SignalSet) -> bool {
-        if self.holder.is_none() {
-            return signals.wait_for(pause).is_some();
+    /// From now on, this is the job: groups that it does not have any more are let go.
+    pub fn change(&mut self, job: &Job) {
+        let wanted = job.hold && !job.options.dry_run;
+        let names = if wanted { job.selection.groups() } else { &[] };
+        self.wards.retain(|ward| names.contains(&ward.name));
+        for name in names {
+            if !self.wards.iter().any(|ward| ward.name == *name) {
+                self.wards.push(Ward::new(name, share(job)));
+            }
         }
-        let until = now_ns() + pause.as_nanos() as u64;
-        loop {
-            let rest = self.rest_ns.min(until).saturating_sub(now_ns());
-            if signals.wait_for(Duration::from_nanos(rest)).is_some() {
-                return true;
-            }
-            if now_ns() >= self.rest_ns {
-                let standing = self.look(until, session);
-                self.see_to(standing, session);
-            }
-            if now_ns() >= until {
-                return false;
+        self.wards.iter_mut().for_each(|ward| ward.relief.set_share(share(job)));
+    }
+
+    /// Holds groups that have come, or come back.
+    pub fn renew(&mut self) {
+        for ward in &mut self.wards {
+            if let Err(failure) = ward.renew() {
+                ward.say(failure.to_string());
             }
         }
     }
 
-    /// How the group stands once its files have something to tell, or when it is time for a look, at `until` at the latest.
-    fn look(&mut self, until: u64, session: &mut Session) -> Standing {
-        let Some(holder) = &mut self.holder else { return Standing::Quiet };
-        let (now, begin_ns) = (now_ns(), thread_cpu_ns());
-        let slice = if now < self.alert_ns { CLOSE_SLICE } else { SLICE };
-        let next = (self.looked_ns + slice.as_nanos() as u64).min(until);
-        holder.wait(Duration::from_nanos(next.saturating_sub(now)));
-        let standing = holder.look();
-        let spent_ns = thread_cpu_ns() - begin_ns;
-        session.fleet.charge(spent_ns, &Kernel);
-        self.looked_ns = now_ns();
-        let rest = paid(spent_ns, LOOKS, session).min(REST_MOST);
-        self.rest_ns = self.looked_ns + rest.as_nanos() as u64;
-        standing
+    /// When one of them is to be looked at.
+    pub fn next_look_ns(&self) -> Option<u64> {
+        self.wards.iter().filter(|ward| ward.holder.is_some()).map(|ward| ward.relief.next_look_ns()).min()
     }
 
-    /// Looks again at once: what was found is no longer true.
-    fn look_again(&mut self) {
-        (self.looked_ns, self.rest_ns) = (0, 0);
-        self.alert_ns = now_ns() + ALERT.as_nanos() as u64;
+    /// What may tell that one of them is to be looked at sooner.
+    pub fn descriptors(&self) -> impl Iterator<Item = (RawFd, libc::c_short)> + '_ {
+        let now = now_ns();
+        let listening = self.wards.iter().filter(move |ward| ward.relief.listens(now));
+        listening.filter_map(|ward| ward.holder.as_ref()).flat_map(Holder::descriptors)
     }
 
-    /// Does what is to be done about a group that stands like this.
-    fn see_to(&mut self, standing: Standing, session: &mut Session) {
+    /// Looks at those whose turn it is, or that have something to tell, and does what is to be done about them.
+    pub fn see_to(&mut self, worker: &Worker) {
+        for ward in &mut self.wards {
+            let (begin_ns, now) = (thread_cpu_ns(), now_ns());
+            let due = now >= ward.relief.next_look_ns() || (ward.relief.listens(now) && ward.told());
+            let Some(holder) = ward.holder.as_mut().filter(|_| due) else { continue };
+            let standing = holder.look();
+            let cpu_ns = thread_cpu_ns() - begin_ns;
+            worker.charge(cpu_ns);
+            let todo = ward.relief.looked(standing, holder.holding(), cpu_ns, now_ns());
+            ward.does(todo, worker, &mut self.tickets);
+        }
+    }
+
+    /// A rush has come to its end.
+    pub fn rushed(&mut self, ticket: u64, rushed: Rushed, worker: &Worker) {
+        let Some(ward) = self.wards.iter_mut().find(|ward| ward.ticket == Some(ticket)) else { return };
+        ward.ticket = None;
+        let standing = ward.holder.as_mut().map_or(Standing::Quiet, Holder::look);
+        let todo = ward.relief.rushed(rushed, standing, now_ns());
+        ward.does(todo, worker, &mut self.tickets);
+    }
+}
+
+impl Ward {
+    fn new(name: &str, share: f64) -> Ward {
+        Ward {
+            name: name.to_owned(),
+            holder: None,
+            relief: Relief::new(share),
+            may_change: false,
+            ticket: None,
+            said: None,
+        }
+    }
+
+    /// Holds the group if it is not held: it may have come, or be another one of the same name.
+    fn renew(&mut self) -> Result<(), Failure> {
+        if self.holder.as_ref().is_some_and(|holder| !holder.gone()) {
+            return Ok(());
+        }
+        self.holder = None;
+        // One that is not there may come.
+        let Ok(group) = Group::find(&self.name) else { return Ok(()) };
+        if group.processes().is_ok_and(|pids| pids.contains(&(std::process::id() as i32))) {
+            self.say(format!(
+                "{}: this command is in the group itself, so it can't hold it at its limit",
+                group.path().display()
+            ));
+            return Ok(());
+        }
+        match Holder::new(&group) {
+            Ok(holder) => {
+                if holder.found_one_left() {
+                    note(&format!("{}: was held by a process that was killed; that is undone", group.path().display()));
+                }
+                (self.may_change, self.said) = (holder.may_change(), None);
+                self.holder = Some(holder);
+                Ok(())
+            }
+            // Nothing to be held at.
+            Err(HoldError::NoLimit(_)) => Ok(()),
+            Err(error) => Err(Failure::Impossible(format!("{error} (or: --no-hold)"))),
+        }
+    }
+
+    /// Says something once.
+    fn say(&mut self, text: String) {
+        if self.said.as_ref() != Some(&text) {
+            note(&text);
+            self.said = Some(text);
+        }
+    }
+
+    /// Whether the kernel tells something about the group.
+    fn told(&self) -> bool {
+        let descriptors = self.holder.iter().flat_map(Holder::descriptors);
+        let mut polled: Vec<_> = descriptors.map(|(fd, events)| libc::pollfd { fd, events, revents: 0 }).collect();
+        crate::signals::poll(&mut polled, Some(std::time::Duration::ZERO));
+        polled.iter().any(|polled| polled.revents & polled.events != 0)
+    }
+
+    fn does(&mut self, todo: Todo, worker: &Worker, tickets: &mut u64) {
+        if todo.calm_down
+            && let Some(ticket) = self.ticket.take()
+        {
+            worker.calm_down(ticket);
+        }
+        if todo.rush {
+            *tickets += 1;
+            self.ticket = Some(*tickets);
+            worker.rush(*tickets, &self.name);
+        }
         let Some(holder) = &mut self.holder else { return };
+        // What fails here fails because the group has gone, and then there is nothing to hold.
+        if todo.let_go {
+            let _ = holder.let_go();
+        }
+        if todo.hold_again {
+            let _ = holder.again();
+        }
+        if todo.given_up {
+            note(&format!("{}: at its memory limit, and there is nothing to give back: left to the kernel", self.name));
+        }
         if self.may_change && !holder.may_change() {
             self.may_change = false;
-            note(
-                "somebody else has changed the group's memory.high: it stays like that, and the group is not held any more",
-            );
+            note(&format!(
+                "{}: somebody else has changed its memory.high: it stays like that, and the group is not held any more",
+                self.name
+            ));
         }
-        let now = now_ns();
-        let ready = self.held.ready(now);
-        // What fails here fails because the group has gone, and then there is nothing to hold.
-        let _ = match standing {
-            Standing::Held if ready => return self.relieve(session),
-            // It came back to where nothing could be done.
-            Standing::Held if holder.holding() => holder.let_go(),
-            Standing::Near if ready && !holder.holding() => holder.again(),
-            Standing::Quiet if !holder.holding() => holder.again(),
-            _ => Ok(()),
-        };
-        if standing == Standing::Near && self.near.ready(now) {
-            self.alert_ns = now + ALERT.as_nanos() as u64;
-            let spent = squeeze(session);
-            if WORTHWHILE * spent.split_ns >= spent.cpu_ns {
-                self.near.worth_it();
-                self.look_again();
-            } else {
-                self.near.in_vain(paid(spent.cpu_ns, ATTEMPTS, session), now_ns());
-            }
-        }
-    }
-
-    /// Tasks of the group wait until memory of it is free: gives back what there is, and where there is nothing, leaves it to the kernel.
-    fn relieve(&mut self, session: &mut Session) {
-        let Some(holder) = &mut self.holder else { return };
-        let mut cpu_ns = 0;
-        for attempt in 0..IN_VAIN {
-            let spent = squeeze(session);
-            cpu_ns += spent.cpu_ns;
-            if spent.gone_bytes > 0 {
-                self.held.worth_it();
-                return self.look_again();
-            }
-            if holder.look() != Standing::Held {
-                return self.look_again();
-            }
-            if attempt + 1 < IN_VAIN {
-                std::thread::sleep(BETWEEN);
-            }
-        }
-        if self.held.in_vain(paid(cpu_ns, ATTEMPTS, session), now_ns()) {
-            note("the group is at its memory limit and there is nothing to give back: left to the kernel");
-        }
-        let _ = holder.let_go();
-    }
-}
-
-/// The time after which a share of the budget has paid for so much CPU time.
-fn paid(cpu_ns: u64, share: f64, session: &Session) -> Duration {
-    Duration::from_nanos(cpu_ns).div_f64(share * session.job().options.cpu.unwrap_or(1.0))
-}
-
-/// What came of it, and what it cost.
-struct Squeezed {
-    gone_bytes: u64,
-    cpu_ns: u64,
-    split_ns: u64,
-}
-
-/// Looks at everything now, whatever the budget.
-fn squeeze(session: &mut Session) -> Squeezed {
-    let (before, begin_ns) = (session.total(), thread_cpu_ns());
-    // What was started since the last time is what needs the memory.
-    if let Err(error) = session.refresh() {
-        note(&error.to_string());
-    }
-    session.fleet.hurry();
-    while session.fleet.turn(&Kernel) == Turn::Worked {}
-    let after = session.total();
-    Squeezed {
-        gone_bytes: after.gone_bytes - before.gone_bytes,
-        cpu_ns: thread_cpu_ns() - begin_ns,
-        split_ns: after.split_ns - before.split_ns,
     }
 }

@@ -1,19 +1,21 @@
 //! `pagecrew trim`: the zero part of under-used huge pages goes back to the system, from any process, while it runs.
 
-mod config;
+pub mod config;
 mod hold;
 mod pass;
 mod select;
 mod session;
 mod show;
 mod watch;
+mod worker;
 
 use crate::failure::Failure;
+use crate::settings;
 use crate::values::parse_percent;
 use config::Config;
 use pagecrew::trim::{Exclusion, Options, support};
 use pagecrew::units::{parse_duration, parse_size};
-use select::Selection;
+use select::{Selection, Wanted};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -29,6 +31,7 @@ Examples:
   pagecrew trim --pid 4711                  one process, now
   pagecrew trim --user redis --watch        one user's, as long as this runs, with 1 % of one CPU
   pagecrew trim --cgroup /db --watch        a control group's: held at its limit, not killed
+  systemctl enable --now pagecrew-trim      those that /etc/pagecrew/pagecrew.toml says
 
 A process protects itself by a file: touch /dev/shm/pagecrew-UID/no-trim/PID; with lines START-END or [mapping] in it, \
 only those are left alone.
@@ -36,19 +39,22 @@ only those are left alone.
 Other processes' memory takes CAP_SYS_PTRACE and CAP_SYS_NICE, which root has.")]
 #[group(skip)]
 #[command(
-    group(clap::ArgGroup::new("selection").required(true).multiple(true)),
-    override_usage = "pagecrew trim <--pid PID|--cgroup GROUP|--user USER|--all> [OPTIONS]"
+    group(clap::ArgGroup::new("selection").multiple(true)),
+    override_usage = "pagecrew trim [--pid PID|--cgroup GROUP|--user USER|--name NAME|--all] [OPTIONS]"
 )]
 pub struct Arguments {
     /// A process; may be given more than once
     #[arg(long, value_name = "PID", group = "selection", value_parser = clap::value_parser!(i32).range(1..))]
     pid: Vec<i32>,
-    /// The processes of a control group and those below it, by path or name
+    /// The processes of a control group and those below it, by path or name; may be given more than once
     #[arg(long, value_name = "GROUP", group = "selection")]
-    cgroup: Option<String>,
-    /// The processes of a user, by name or number
+    cgroup: Vec<String>,
+    /// The processes of a user, by name or number; may be given more than once
     #[arg(long, value_name = "USER", group = "selection")]
-    user: Option<String>,
+    user: Vec<String>,
+    /// The processes with a name; may be given more than once
+    #[arg(long, value_name = "NAME", group = "selection")]
+    name: Vec<String>,
     /// Every process
     #[arg(long, group = "selection")]
     all: bool,
@@ -76,10 +82,10 @@ pub struct Arguments {
     /// With --watch: how often a process is searched for huge pages [default: 10s]
     #[arg(long, value_name = "TIME", requires = "watch")]
     interval: Option<String>,
-    /// With --watch and --cgroup: let the kernel kill at the group's limit as it would without
-    #[arg(long, requires = "watch", requires = "cgroup")]
+    /// With --watch: let the kernel kill at the limits of groups as it would without
+    #[arg(long, requires = "watch")]
     no_hold: bool,
-    /// Settings to begin with [default: /etc/pagecrew/trim.toml, if it is there]
+    /// Settings to begin with [default: /etc/pagecrew/pagecrew.toml, if it is there]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// JSON instead of a table; with --watch one object a line, each interval
@@ -88,23 +94,29 @@ pub struct Arguments {
 }
 
 /// A command line that makes sense, with the settings that it leaves open.
+#[derive(Clone)]
 struct Job {
     selection: Selection,
     options: Options,
+    /// Whether groups are held at their limits.
+    hold: bool,
     json: bool,
 }
 
 /// `pagecrew trim`.
 pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let config = Config::read(arguments.config.as_deref())?;
-    let (watch, no_hold) = (arguments.watch, arguments.no_hold);
-    let job = job(arguments, config)?;
+    let job = read(&arguments)?;
     support::check().map_err(|error| Failure::Impossible(error.to_string()))?;
     allow_many_files();
-    if watch { watch::run(job, !no_hold) } else { pass::run(job) }
+    if arguments.watch { watch::run(&arguments, job) } else { pass::run(job) }
 }
 
-fn job(arguments: Arguments, config: Config) -> Result<Job, Failure> {
+/// What is to be done, by the command line and the file as it is now.
+fn read(arguments: &Arguments) -> Result<Job, Failure> {
+    job(arguments, Config::read(arguments.config.as_deref())?)
+}
+
+fn job(arguments: &Arguments, config: Config) -> Result<Job, Failure> {
     let usage = |option: &str| {
         let option = option.to_owned();
         move |reason: String| Failure::Usage(format!("{option}: {reason}"))
@@ -113,13 +125,14 @@ fn job(arguments: Arguments, config: Config) -> Result<Job, Failure> {
     if max_zero > Options::MAX_ZERO_MOST {
         return Err(usage("--max-zero")(format!("{max_zero} is more than {}", Options::MAX_ZERO_MOST)));
     }
-    let cpu = arguments.cpu.or(config.cpu).map(|text| parse_percent(&text).map_err(usage("--cpu"))).transpose()?;
-    let read = arguments.read.or(config.read).map(|text| match parse_size(&text) {
+    let cpu =
+        arguments.cpu.clone().or(config.cpu).map(|text| parse_percent(&text).map_err(usage("--cpu"))).transpose()?;
+    let read = arguments.read.clone().or(config.read).map(|text| match parse_size(&text) {
         Ok(0) => Err(usage("--read")("nothing could be looked at with 0".into())),
         Ok(bytes) => Ok(bytes),
         Err(error) => Err(usage("--read")(error.to_string())),
     });
-    let interval = arguments.interval.or(config.interval).map(|text| match parse_duration(&text) {
+    let interval = arguments.interval.clone().or(config.interval).map(|text| match parse_duration(&text) {
         Ok(time) if time < INTERVAL_LEAST => {
             Err(usage("--interval")(format!("{text} is less than {} ms", INTERVAL_LEAST.as_millis())))
         }
@@ -138,9 +151,29 @@ fn job(arguments: Arguments, config: Config) -> Result<Job, Failure> {
         traffic: read.transpose()?.or(defaults.traffic.filter(|_| arguments.watch)),
         interval: interval.transpose()?.unwrap_or(defaults.interval),
     };
-    let never = [arguments.never, config.never].concat();
-    let selection = Selection::new(arguments.pid, arguments.cgroup, arguments.user, arguments.all, never)?;
-    Ok(Job { selection, options, json: arguments.json })
+    let never = [arguments.never.clone(), config.never].concat();
+    let given = Wanted {
+        pids: arguments.pid.clone(),
+        groups: arguments.cgroup.clone(),
+        users: arguments.user.clone(),
+        names: arguments.name.clone(),
+        all: arguments.all,
+    };
+    let selection = if given != Wanted::default() {
+        Selection::new(given, never, "--user")?
+    } else {
+        let Config { groups, users, names, all, .. } = config;
+        let wanted = Wanted { pids: Vec::new(), groups, users, names, all };
+        if wanted == Wanted::default() {
+            return Err(Failure::Usage(format!(
+                "which processes? --pid, --cgroup, --user, --name or --all, or names, users, groups or all in [trim] of {}",
+                settings::MACHINE
+            )));
+        }
+        Selection::new(wanted, never, "users")?
+    };
+    let hold = !arguments.no_hold && config.hold.unwrap_or(true);
+    Ok(Job { selection, options, hold, json: arguments.json })
 }
 
 /// Each process takes two descriptors, and there may be ten thousand: as many as this process may have at all.
@@ -171,7 +204,7 @@ mod tests {
     fn parse(arguments: &[&str]) -> Result<Job, String> {
         let command = Command::try_parse_from([&["trim"], arguments].concat()).map_err(|error| error.to_string())?;
         let config = Config::parse("max-zero = 300\ncpu = \"5%\"\nexclude = [\"heap\"]\nnever = [\"a\"]\n").unwrap();
-        job(command.arguments, config).map_err(|error| error.to_string())
+        job(&command.arguments, config).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -195,10 +228,9 @@ mod tests {
             (&["--all", "--read", "0"], "0"),
             (&["--all", "--interval", "1s"], "--watch"),
             (&["--all", "--watch", "--interval", "1ms"], "100 ms"),
-            (&["--all", "--watch", "--no-hold"], "--cgroup"),
+            (&["--all", "--no-hold"], "--watch"),
             (&["--all", "--exclude", ""], "START-END"),
             (&["--user", "no such user"], "no such user"),
-            (&["--cgroup", "/no/such/group"], "/no/such/group"),
         ] {
             let error = parse(arguments).err().unwrap_or_else(|| panic!("{arguments:?} was taken"));
             assert!(error.contains(word), "{arguments:?}: {error}");

@@ -21,6 +21,7 @@ pub fn run(job: Job) -> Result<ExitCode, Failure> {
     let signals = SignalSet::of(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]);
     signals.block();
     let mut session = Session::new(job);
+    session.job().selection.check_groups()?;
     session.refresh()?;
     session.check()?;
     let mut progress = Progress::new();
@@ -42,7 +43,8 @@ pub fn run(job: Job) -> Result<ExitCode, Failure> {
         progress.show(&session);
     }
     progress.bar.finish_and_clear();
-    print(&if session.job().json { format!("{:#}\n", show::json(&session)) } else { show::text(&session) })?;
+    let report = session.report();
+    print(&if session.job().json { format!("{:#}\n", show::json(&report)) } else { show::text(&report) })?;
     if interrupted {
         Err(Failure::Failed("interrupted before the pass was done".into()))
     } else {

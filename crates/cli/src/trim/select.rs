@@ -3,7 +3,8 @@
 use crate::failure::Failure;
 use crate::output::printable;
 use crate::values::parse_user;
-use pagecrew::sys::memcg::Group;
+use pagecrew::group::{Group, GroupError};
+use pagecrew::sys::Errno;
 use pagecrew::sys::process::start_ticks;
 use pagecrew::trim::Id;
 use std::collections::BTreeSet;
@@ -19,11 +20,25 @@ pub struct Found {
     pub never: bool,
 }
 
+/// What somebody asks for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wanted {
+    pub pids: Vec<i32>,
+    pub groups: Vec<String>,
+    /// By name or number.
+    pub users: Vec<String>,
+    pub names: Vec<String>,
+    pub all: bool,
+}
+
 /// Which processes are meant.
+#[derive(Clone)]
 pub struct Selection {
     pids: Vec<i32>,
-    group: Option<Group>,
-    user: Option<u32>,
+    /// By their names, since a group may go and come back.
+    groups: Vec<String>,
+    users: Vec<u32>,
+    names: Vec<String>,
     all: bool,
     never: Vec<String>,
 }
@@ -34,28 +49,31 @@ const NAME_MOST: usize = 15;
 const ANONYMOUS_LEAST_KIB: u64 = 2048;
 
 impl Selection {
-    pub fn new(
-        pids: Vec<i32>,
-        group: Option<String>,
-        user: Option<String>,
-        all: bool,
-        never: Vec<String>,
-    ) -> Result<Selection, Failure> {
-        let group = group.map(|name| Group::find(&name)).transpose();
-        let user = user.map(|name| parse_user(&name).map_err(|reason| Failure::Usage(format!("--user: {reason}"))));
-        let cut = |name: String| name.chars().take(NAME_MOST).collect();
+    /// `users` is where they were named.
+    pub fn new(wanted: Wanted, never: Vec<String>, users: &str) -> Result<Selection, Failure> {
+        let user = |name: &String| parse_user(name).map_err(|reason| Failure::Usage(format!("{users}: {reason}")));
+        let cut = |names: Vec<String>| names.iter().map(|name| name.chars().take(NAME_MOST).collect()).collect();
         Ok(Selection {
-            pids,
-            group: group.map_err(|error| Failure::Usage(error.to_string()))?,
-            user: user.transpose()?,
-            all,
-            never: never.into_iter().map(cut).collect(),
+            pids: wanted.pids,
+            groups: wanted.groups,
+            users: wanted.users.iter().map(user).collect::<Result<_, _>>()?,
+            names: cut(wanted.names),
+            all: wanted.all,
+            never: cut(never),
         })
     }
 
-    /// The control group, if one was named.
-    pub fn group(&self) -> Option<&Group> {
-        self.group.as_ref()
+    /// The names of the control groups.
+    pub fn groups(&self) -> &[String] {
+        &self.groups
+    }
+
+    /// That each of the control groups is there.
+    pub fn check_groups(&self) -> Result<(), Failure> {
+        self.groups.iter().try_for_each(|name| match Group::find(name) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(Failure::Usage(error.to_string())),
+        })
     }
 
     /// The processes that were asked for by their number.
@@ -65,40 +83,56 @@ impl Selection {
 
     /// Whether a process that was asked for by its number is all there is, so that nothing is left to do when those have ended.
     pub fn only_numbers(&self) -> bool {
-        self.group.is_none() && self.user.is_none() && !self.all
+        self.groups.is_empty() && self.users.is_empty() && self.names.is_empty() && !self.all
     }
 
-    /// The processes that run now, this one excepted, by number.
+    /// The processes that run now, this one excepted, by number. A group that is not there has none.
     pub fn processes(&self) -> Result<Vec<Found>, Failure> {
-        let mut pids: BTreeSet<i32> = self.pids.iter().copied().collect();
-        if let Some(group) = &self.group {
-            let members = group.processes();
-            pids.extend(members.map_err(|error| Failure::Failed(format!("{}: {error}", group.path().display())))?);
+        let mut members = BTreeSet::new();
+        for name in &self.groups {
+            members.extend(numbers_in(name)?);
         }
-        if self.all || self.user.is_some() {
+        let mut pids: BTreeSet<i32> = self.pids.iter().chain(&members).copied().collect();
+        if self.all || !self.users.is_empty() || !self.names.is_empty() {
             let entries = std::fs::read_dir("/proc").map_err(|error| Failure::Failed(format!("/proc: {error}")))?;
             let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse::<i32>().ok();
             pids.extend(entries.flatten().filter_map(number));
         }
-        let this = std::process::id() as i32;
-        Ok(pids.into_iter().filter(|&pid| pid != this).filter_map(|pid| self.found(pid)).collect())
+        Ok(pids.into_iter().filter_map(|pid| self.found(pid, members.contains(&pid))).collect())
     }
 
-    fn found(&self, pid: i32) -> Option<Found> {
+    /// The processes of the control group `name` that run now and are meant.
+    pub fn processes_in(&self, name: &str) -> Result<Vec<Found>, Failure> {
+        Ok(numbers_in(name)?.into_iter().filter_map(|pid| self.found(pid, true)).collect())
+    }
+
+    fn found(&self, pid: i32, in_group: bool) -> Option<Found> {
+        if pid == std::process::id() as i32 {
+            return None;
+        }
         let by_number = self.pids.contains(&pid);
         let about = About::of(pid)?;
         let worth_it = about.anonymous_kib >= ANONYMOUS_LEAST_KIB;
-        let of_user = self.user.is_none_or(|user| user == about.user) || self.in_group_or_all();
-        let meant = by_number || (worth_it && of_user);
+        let by_kind = in_group || self.all || self.users.contains(&about.user) || self.names.contains(&about.name);
+        let meant = by_number || (worth_it && by_kind);
         let never = self.never.contains(&about.name);
         (meant && (by_number || !never)).then_some(())?;
         let id = Id { pid, start_ticks: start_ticks(pid).ok()? };
         Some(Found { id, name: printable(&about.name), anonymous: about.anonymous_kib << 10, never })
     }
+}
 
-    /// Whether processes are meant whoever's they are.
-    fn in_group_or_all(&self) -> bool {
-        self.all || self.group.is_some()
+/// The processes of the control group `name` and those below it; none if it isn't there.
+fn numbers_in(name: &str) -> Result<Vec<i32>, Failure> {
+    let failed = |error: &dyn std::fmt::Display| Failure::Failed(format!("{name}: {error}"));
+    match Group::find(name) {
+        Ok(group) => match group.processes() {
+            // It has gone meanwhile.
+            Err(Errno(libc::ENOENT | libc::ENODEV)) => Ok(Vec::new()),
+            result => result.map_err(|error| failed(&error)),
+        },
+        Err(GroupError::NotFound { .. }) => Ok(Vec::new()),
+        Err(error) => Err(failed(&error)),
     }
 }
 
@@ -130,9 +164,13 @@ impl About {
 mod tests {
     use super::*;
 
-    fn selection(pids: Vec<i32>, user: Option<u32>, all: bool, never: &[&str]) -> Selection {
+    fn selection(wanted: Wanted, never: &[&str]) -> Selection {
         let never = never.iter().map(|name| name.to_string()).collect();
-        Selection { pids, group: None, user, all, never }
+        Selection::new(wanted, never, "--user").unwrap()
+    }
+
+    fn all() -> Wanted {
+        Wanted { all: true, ..Wanted::default() }
     }
 
     #[test]
@@ -147,7 +185,8 @@ mod tests {
     fn a_child_is_found_by_number_and_left_out_by_name() {
         let mut child = std::process::Command::new("/bin/sleep").arg("100").spawn().unwrap();
         let pid = child.id() as i32;
-        let find = |never: &[&str]| selection(vec![pid], None, false, never).processes().unwrap();
+        let find =
+            |never: &[&str]| selection(Wanted { pids: vec![pid], ..Wanted::default() }, never).processes().unwrap();
         // It has its name once it runs the program.
         while About::of(pid).is_some_and(|about| about.name != "sleep") {
             std::thread::yield_now();
@@ -155,7 +194,7 @@ mod tests {
         let found = find(&[]);
         assert_eq!((found.len(), found[0].id.pid, found[0].name.as_str()), (1, pid, "sleep"));
         assert!(find(&["sleep"])[0].never && !found[0].never);
-        let others = selection(Vec::new(), None, true, &["sleep"]).processes().unwrap();
+        let others = selection(all(), &["sleep"]).processes().unwrap();
         assert!(others.iter().all(|found| found.id.pid != pid));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -165,10 +204,27 @@ mod tests {
     #[test]
     fn this_process_is_never_among_all() {
         let this = std::process::id() as i32;
-        let all = selection(Vec::new(), None, true, &[]).processes().unwrap();
-        assert!(all.iter().all(|found| found.id.pid != this));
-        // SAFETY: takes nothing and cannot fail.
-        let other_user = unsafe { libc::geteuid() } + 12345;
-        assert!(selection(Vec::new(), Some(other_user), false, &[]).processes().unwrap().is_empty());
+        let every = selection(all(), &[]).processes().unwrap();
+        assert!(every.iter().all(|found| found.id.pid != this));
+        let nobody = |wanted| selection(wanted, &[]).processes().unwrap().is_empty();
+        assert!(nobody(Wanted { users: vec!["3999999999".into()], ..Wanted::default() }));
+        assert!(nobody(Wanted { names: vec!["no such name".into()], ..Wanted::default() }));
+        assert!(nobody(Wanted { groups: vec!["no/such/group".into()], ..Wanted::default() }));
+    }
+
+    #[test]
+    fn processes_are_found_by_what_they_are_called() {
+        // One with memory of its own: this test's own name is left out, so another of the machine's, if there is one.
+        let every = selection(all(), &[]).processes().unwrap();
+        for found in every.iter().take(3) {
+            let wanted = Wanted { names: vec![found.name.clone()], ..Wanted::default() };
+            let by_name = selection(wanted, &[]).processes().unwrap();
+            assert!(by_name.iter().all(|other| other.name == found.name));
+        }
+        assert!(
+            selection(Wanted { groups: vec!["no/such/group".into()], ..Wanted::default() }, &[])
+                .check_groups()
+                .is_err()
+        );
     }
 }

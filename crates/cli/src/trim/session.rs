@@ -31,7 +31,21 @@ impl Refused {
     }
 }
 
+/// How it stands.
+#[derive(Clone)]
+pub struct Report {
+    /// Since the beginning.
+    pub elapsed: Duration,
+    pub dry_run: bool,
+    pub max_zero: usize,
+    /// What came of each process, the most gain first.
+    pub rows: Vec<Row>,
+    /// The sums, those included that have ended.
+    pub total: Tally,
+}
+
 /// One process of a report.
+#[derive(Clone)]
 pub struct Row {
     pub pid: i32,
     pub name: String,
@@ -75,6 +89,34 @@ impl Session {
             member.trimmer_mut().exclude(exclusions(protected));
             ids.contains(&id) && !member.ended()
         });
+        self.take_in(found);
+        self.names.retain(|id, _| ids.contains(id));
+        let spent = clock::thread_cpu_ns() - before;
+        self.fleet.charge(spent, &Kernel);
+        Ok(Duration::from_nanos(spent))
+    }
+
+    /// Takes in those of the control group `name` that are new, and returns all that are in it now.
+    pub fn refresh_group(&mut self, name: &str) -> Result<BTreeSet<Id>, Failure> {
+        let before = clock::thread_cpu_ns();
+        let found = self.job.selection.processes_in(name)?;
+        let ids = found.iter().map(|found| found.id).collect();
+        self.take_in(found);
+        self.fleet.charge(clock::thread_cpu_ns() - before, &Kernel);
+        Ok(ids)
+    }
+
+    /// From now on, this is the job. Which processes belong to it is found by the next [`refresh`](Session::refresh).
+    pub fn change(&mut self, job: Job) {
+        if self.job.options != job.options {
+            self.fleet.reconfigure(job.options.clone(), &Kernel);
+        }
+        // Who was refused may be meant otherwise now.
+        self.refused.clear();
+        self.job = job;
+    }
+
+    fn take_in(&mut self, found: Vec<Found>) {
         for found in found {
             if self.fleet.has(found.id) {
                 continue;
@@ -86,10 +128,6 @@ impl Session {
             }
             self.names.insert(found.id, found.name);
         }
-        self.names.retain(|id, _| ids.contains(id));
-        let spent = clock::thread_cpu_ns() - before;
-        self.fleet.charge(spent, &Kernel);
-        Ok(Duration::from_nanos(spent))
     }
 
     fn admit(&mut self, found: &Found) -> Result<(), Refused> {
@@ -131,8 +169,14 @@ impl Session {
         }
     }
 
-    /// What came of each process, the most gain first.
-    pub fn rows(&self) -> Vec<Row> {
+    /// How it stands now.
+    pub fn report(&self) -> Report {
+        let Job { options, .. } = &self.job;
+        let (dry_run, max_zero) = (options.dry_run, options.max_zero);
+        Report { elapsed: self.begin.elapsed(), dry_run, max_zero, rows: self.rows(), total: self.total() }
+    }
+
+    fn rows(&self) -> Vec<Row> {
         let name = |id: &Id| self.names.get(id).cloned().unwrap_or_default();
         let mut rows: Vec<Row> = self
             .fleet
@@ -165,11 +209,6 @@ impl Session {
     /// The sums, those included that have ended.
     pub fn total(&self) -> Tally {
         self.fleet.total()
-    }
-
-    /// Since the beginning.
-    pub fn elapsed(&self) -> Duration {
-        self.begin.elapsed()
     }
 }
 

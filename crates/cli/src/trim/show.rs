@@ -1,6 +1,6 @@
 //! What came of it, for people and for programs.
 
-use super::session::{Row, Session};
+use super::session::{Report, Row};
 use crate::figures::seconds;
 use crate::output::{printable, render, table};
 use pagecrew::trim::{Left, Tally};
@@ -8,8 +8,8 @@ use pagecrew::units::Bytes;
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
-/// The JSON object of a session as it is now.
-pub fn json(session: &Session) -> Value {
+/// The JSON object of a report.
+pub fn json(report: &Report) -> Value {
     let process = |row: &Row| {
         let mut object = counts(&row.tally);
         object.insert("pid".into(), row.pid.into());
@@ -19,11 +19,11 @@ pub fn json(session: &Session) -> Value {
         Value::Object(object)
     };
     json!({
-        "seconds": session.elapsed().as_secs_f64(),
-        "dry_run": session.job().options.dry_run,
-        "max_zero": session.job().options.max_zero,
-        "processes": session.rows().iter().map(process).collect::<Vec<_>>(),
-        "totals": counts(&session.total()),
+        "seconds": report.elapsed.as_secs_f64(),
+        "dry_run": report.dry_run,
+        "max_zero": report.max_zero,
+        "processes": report.rows.iter().map(process).collect::<Vec<_>>(),
+        "totals": counts(&report.total),
     })
 }
 
@@ -49,9 +49,9 @@ fn counts(tally: &Tally) -> Map<String, Value> {
     object
 }
 
-/// The table of a session as it is now.
-pub fn text(session: &Session) -> String {
-    let rows = session.rows();
+/// The table of a report.
+pub fn text(report: &Report) -> String {
+    let rows = &report.rows;
     if rows.is_empty() {
         return "none of these processes has memory that could be in huge pages\n".into();
     }
@@ -64,13 +64,13 @@ pub fn text(session: &Session) -> String {
     if without == rows.len() {
         return others;
     }
-    let dry_run = session.job().options.dry_run;
+    let dry_run = report.dry_run;
     let mut table = table(&["pid", "name", "huge pages", "under-used", "could go", "gone", "cpu time", "left alone"]);
     for row in rows.iter().filter(|row| worth_showing(row)) {
         table.add_row(cells([row.pid.to_string(), row.name.clone()], &row.tally, &remarks(row), dry_run));
     }
     if rows.len() > without + 1 {
-        table.add_row(cells(["".into(), "all".into()], &session.total(), "", dry_run));
+        table.add_row(cells(["".into(), "all".into()], &report.total, "", dry_run));
     }
     render(&table) + &others
 }

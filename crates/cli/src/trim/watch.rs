@@ -1,81 +1,104 @@
 //! Trimming for as long as it is wanted.
 
-use super::hold::Waiter;
-use super::session::Session;
-use super::{Job, show};
+use super::hold::Wards;
+use super::session::{Report, Session};
+use super::worker::{Said, Worker};
+use super::{Arguments, Job, show};
 use crate::failure::Failure;
 use crate::output::{note, print};
-use crate::signals::SignalSet;
+use crate::service::{Event, Service};
 use pagecrew::sys::clock::now_ns;
-use pagecrew::trim::{Kernel, Turn};
 use pagecrew::units::Bytes;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Looking for processes may take this share of the budget.
-const REFRESH: f64 = 0.1;
-/// Turns between two looks at the clock and for signals.
-const TURNS: usize = 16;
+/// At the end, the last report is waited for no longer than this.
+const PATIENCE: Duration = Duration::from_millis(60);
 
 /// `pagecrew trim --watch`. Ends with status 0 when it is told to, and when the processes that it was told by number have ended.
-pub fn run(job: Job, hold: bool) -> Result<ExitCode, Failure> {
-    let signals = SignalSet::of(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]);
-    signals.block();
-    let mut session = Session::new(job);
-    let interval = session.job().options.interval;
-    let share = session.job().options.cpu.unwrap_or(1.0);
-    let refresh = |session: &mut Session| -> Result<u64, Failure> {
-        let cost = session.refresh()?;
-        Ok(now_ns() + interval.max(cost.div_f64(REFRESH * share)).as_nanos() as u64)
-    };
-    let mut next_refresh = refresh(&mut session)?;
+pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
+    let service = Service::begin()?;
+    let mut session = Session::new(job.clone());
+    if !arguments.cgroup.is_empty() {
+        job.selection.check_groups()?;
+    }
+    session.refresh()?;
     session.check()?;
-    let mut waiter = Waiter::new(session.job(), hold)?;
-    let mut next_report = now_ns() + interval.as_nanos() as u64;
-    let mut gone_before = 0;
-    loop {
-        let mut pause = Duration::ZERO;
-        for _ in 0..TURNS {
-            match session.fleet.turn(&Kernel) {
-                Turn::Worked => {}
-                Turn::Spent(wait) | Turn::Idle(wait) => {
-                    pause = wait;
-                    break;
+    let mut wards = Wards::new(&job)?;
+    let worker = Worker::start(session)?;
+    service.ready();
+    let mut reporter = Reporter { json: job.json, gone_before: 0, last: None };
+    let mut next_renewal = now_ns() + job.options.interval.as_nanos() as u64;
+    let result = 'watch: loop {
+        let until = wards.next_look_ns().map_or(next_renewal, |look| look.min(next_renewal));
+        match service.wait(Some(until), wards.descriptors().chain([worker.descriptor()])) {
+            Event::Due => {}
+            Event::Stop => break Ok(()),
+            Event::Reload => service.reload(|| match super::read(arguments) {
+                Ok(read) => {
+                    wards.change(&read);
+                    wards.renew();
+                    worker.change(read.clone());
+                    job = read;
+                    note("the settings were read again");
                 }
+                Err(error) => note(&format!("the settings stay as they are: {error}")),
+            }),
+        }
+        for said in worker.heard() {
+            match said {
+                Said::Rushed { ticket, rushed } => wards.rushed(ticket, rushed, &worker),
+                Said::Interval(report) => reporter.interval(report)?,
+                Said::Over => break 'watch Ok(()),
+                Said::Failed(failure) => break 'watch Err(failure),
+                Said::Ended(_) => {}
             }
         }
-        let left = Duration::from_nanos(next_refresh.min(next_report).saturating_sub(now_ns()));
-        let told_to_end = waiter.wait(pause.min(left), &mut session, &signals);
-        let now = now_ns();
-        if now >= next_refresh {
-            next_refresh = refresh(&mut session)?;
+        wards.see_to(&worker);
+        if now_ns() >= next_renewal {
+            next_renewal = now_ns() + job.options.interval.as_nanos() as u64;
+            wards.renew();
         }
-        let over = told_to_end || (session.job().selection.only_numbers() && session.fleet.members().next().is_none());
-        if over || now >= next_report {
-            next_report = now + interval.as_nanos() as u64;
-            report(&session, &mut gone_before, over)?;
-        }
-        if over {
-            return Ok(ExitCode::SUCCESS);
-        }
-    }
+    };
+    // First of all, nobody waits for us any more.
+    drop(wards);
+    service.stopping();
+    let last = worker.end(PATIENCE);
+    result?;
+    reporter.end(last)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Says how it stands: to programs each time, to people the table at a terminal and at the end, and otherwise what went.
-fn report(session: &Session, gone_before: &mut u64, last: bool) -> Result<(), Failure> {
-    if session.job().json {
-        return print(&format!("{}\n", show::json(session)));
+struct Reporter {
+    json: bool,
+    gone_before: u64,
+    last: Option<Box<Report>>,
+}
+
+impl Reporter {
+    fn interval(&mut self, report: Box<Report>) -> Result<(), Failure> {
+        let gone = report.total.gone_bytes;
+        if self.json {
+            print(&format!("{}\n", show::json(&report)))?;
+        } else if std::io::stdout().is_terminal() {
+            print(&format!("\x1b[H\x1b[2J{}", show::text(&report)))?;
+        } else if gone > self.gone_before {
+            note(&format!("{} gone, {} in all", Bytes(gone - self.gone_before), Bytes(gone)));
+        }
+        self.gone_before = gone;
+        self.last = Some(report);
+        Ok(())
     }
-    if std::io::stdout().is_terminal() {
-        return print(&format!("\x1b[H\x1b[2J{}", show::text(session)));
+
+    /// The last word: `report`, or where the thread that searches does not answer, what it said last.
+    fn end(&mut self, report: Option<Box<Report>>) -> Result<(), Failure> {
+        let Some(report) = report.or(self.last.take()) else { return Ok(()) };
+        if self.json {
+            return print(&format!("{}\n", show::json(&report)));
+        }
+        let clear = if std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
+        print(&format!("{clear}{}", show::text(&report)))
     }
-    let gone = session.total().gone_bytes;
-    if last {
-        print(&show::text(session))?;
-    } else if gone > *gone_before {
-        note(&format!("{} gone, {} in all", Bytes(gone - *gone_before), Bytes(gone)));
-    }
-    *gone_before = gone;
-    Ok(())
 }

@@ -1,0 +1,68 @@
+//! The loop that every service has: it waits for signals, for descriptors and for a time, and tells the service manager how it stands.
+
+use crate::failure::Failure;
+use crate::notify;
+use crate::signals::{self, SignalDescriptor, SignalSet};
+use pagecrew::sys::clock::now_ns;
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::Duration;
+
+/// Why a wait is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// SIGTERM or SIGINT: the service is to end.
+    Stop,
+    /// SIGHUP: the settings are to be read again.
+    Reload,
+    /// A descriptor is ready, or it is time.
+    Due,
+}
+
+/// A service, from its beginning to its end.
+pub struct Service {
+    signals: SignalDescriptor,
+    before: SignalSet,
+}
+
+impl Service {
+    /// Signals wait from here on until they are asked for. To be called before there are threads, which take over what is blocked.
+    pub fn begin() -> Result<Service, Failure> {
+        signals::survive_a_closed_pipe();
+        let set = SignalSet::of(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]);
+        let before = set.block();
+        let signals = SignalDescriptor::new(&set).map_err(|error| Failure::Failed(format!("signals: {error}")))?;
+        Ok(Service { signals, before })
+    }
+
+    /// It is served: the service manager may start what needs it.
+    pub fn ready(&self) {
+        notify::ready();
+    }
+
+    /// Has `reload` read the settings again.
+    pub fn reload(&self, reload: impl FnOnce()) {
+        notify::reloading();
+        reload();
+        notify::ready();
+    }
+
+    /// It ends. A second signal ends this process at once; the next one cleans up.
+    pub fn stopping(&self) {
+        notify::stopping();
+        self.before.restore();
+    }
+
+    /// Waits for a signal, for one of `descriptors` with its events, or until the time `until_ns`, whichever is first.
+    pub fn wait(&self, until_ns: Option<u64>, descriptors: impl IntoIterator<Item = (RawFd, libc::c_short)>) -> Event {
+        let own = [(self.signals.as_raw_fd(), libc::POLLIN)];
+        let polled = own.into_iter().chain(descriptors).map(|(fd, events)| libc::pollfd { fd, events, revents: 0 });
+        let mut polled: Vec<_> = polled.collect();
+        let timeout = until_ns.map(|until| Duration::from_nanos(until.saturating_sub(now_ns())));
+        signals::poll(&mut polled, timeout);
+        match self.signals.take() {
+            Some(libc::SIGHUP) => Event::Reload,
+            Some(_) => Event::Stop,
+            None => Event::Due,
+        }
+    }
+}

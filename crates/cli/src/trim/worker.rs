@@ -1,0 +1,267 @@
+//! The thread of a watch that searches and looks. It may have to wait for another process's locks, so nothing that can't wait is done
+//! there: signals and control groups are seen to by the thread that has started it.
+
+use super::Job;
+use super::session::{Report, Session};
+use crate::failure::Failure;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use pagecrew::group::relief::Rushed;
+use pagecrew::sys::clock::{now_ns, thread_cpu_ns};
+use pagecrew::trim::{Id, Kernel, Turn};
+use std::collections::{BTreeSet, VecDeque};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+/// Looking for processes may take this share of the budget.
+const REFRESH: f64 = 0.1;
+/// So long it works before it hears what there is to hear.
+const SLICE_NS: u64 = 5_000_000;
+
+/// What it is told.
+enum Command {
+    /// Memory of the control group is needed now.
+    Rush {
+        ticket: u64,
+        group: String,
+    },
+    /// That rush is over.
+    CalmDown {
+        ticket: u64,
+    },
+    Change(Box<Job>),
+    /// To be told apart from nothing at all.
+    Wake,
+}
+
+/// What it says.
+pub enum Said {
+    /// A rush has come to its end.
+    Rushed { ticket: u64, rushed: Rushed },
+    /// An interval is over.
+    Interval(Box<Report>),
+    /// Nobody is left who was asked for by number.
+    Over,
+    /// It can't go on.
+    Failed(Failure),
+    /// It has ended.
+    Ended(Box<Report>),
+}
+
+/// A handle to the thread.
+pub struct Worker {
+    commands: Sender<Command>,
+    said: Receiver<Said>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    stop: AtomicBool,
+    /// CPU time that was used for the fleet elsewhere.
+    spent_ns: AtomicU64,
+    /// Ready when something was said.
+    event: EventFd,
+}
+
+impl Worker {
+    /// Starts it on a session that was refreshed and checked.
+    pub fn start(session: Session) -> Result<Worker, Failure> {
+        let failed = |error: &dyn std::fmt::Display| Failure::Failed(format!("the thread that searches: {error}"));
+        let event =
+            EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(|error| failed(&error))?;
+        let shared = Arc::new(Shared { stop: AtomicBool::new(false), spent_ns: AtomicU64::new(0), event });
+        let (commands, heard) = channel();
+        let (saying, said) = channel();
+        let thread = Thread { session, commands: heard, said: saying, shared: shared.clone(), rushes: VecDeque::new() };
+        let builder = std::thread::Builder::new().name("trim".into());
+        builder.spawn(move || thread.run()).map_err(|error| failed(&error))?;
+        Ok(Worker { commands, said, shared })
+    }
+
+    /// Ready when there is something to hear.
+    pub fn descriptor(&self) -> (RawFd, libc::c_short) {
+        (self.shared.event.as_fd().as_raw_fd(), libc::POLLIN)
+    }
+
+    /// What it has said since the last time.
+    pub fn heard(&self) -> Vec<Said> {
+        let _ = self.shared.event.read();
+        self.said.try_iter().collect()
+    }
+
+    /// Searches the processes of `group` past the budget; [`Said::Rushed`] follows with the same `ticket`.
+    pub fn rush(&self, ticket: u64, group: &str) {
+        self.tell(Command::Rush { ticket, group: group.to_owned() });
+    }
+
+    /// Nobody waits for that rush any more, and nothing is said of it.
+    pub fn calm_down(&self, ticket: u64) {
+        self.tell(Command::CalmDown { ticket });
+    }
+
+    /// From now on, this is the job.
+    pub fn change(&self, job: Job) {
+        self.tell(Command::Change(Box::new(job)));
+    }
+
+    /// Charges CPU time that was used elsewhere.
+    pub fn charge(&self, cpu_ns: u64) {
+        self.shared.spent_ns.fetch_add(cpu_ns, Ordering::Relaxed);
+    }
+
+    /// Ends it and returns its last report, unless it waits for something longer than `patience`: it then goes with the process.
+    pub fn end(self, patience: Duration) -> Option<Box<Report>> {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.tell(Command::Wake);
+        let until = now_ns() + patience.as_nanos() as u64;
+        loop {
+            let left = Duration::from_nanos(until.saturating_sub(now_ns()));
+            match self.said.recv_timeout(left) {
+                Ok(Said::Ended(report)) => return Some(report),
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+    }
+
+    fn tell(&self, command: Command) {
+        // If it has ended, it has said why.
+        let _ = self.commands.send(command);
+    }
+}
+
+/// A rush that goes on.
+struct Rush {
+    ticket: u64,
+    members: BTreeSet<Id>,
+    begin_ns: u64,
+    split_ns: u64,
+    gone_bytes: u64,
+}
+
+struct Thread {
+    session: Session,
+    commands: Receiver<Command>,
+    said: Sender<Said>,
+    shared: Arc<Shared>,
+    /// Rushes that wait for their turn.
+    rushes: VecDeque<(u64, String)>,
+}
+
+impl Thread {
+    fn say(&self, said: Said) {
+        let _ = self.said.send(said);
+        let _ = self.shared.event.write(1);
+    }
+
+    fn run(mut self) {
+        if let Err(failure) = self.watch() {
+            self.say(Said::Failed(failure));
+        }
+        self.say(Said::Ended(Box::new(self.session.report())));
+    }
+
+    fn interval(&self) -> Duration {
+        self.session.job().options.interval
+    }
+
+    fn refresh(&mut self) -> Result<u64, Failure> {
+        let cost = self.session.refresh()?;
+        let share = self.session.job().options.cpu.unwrap_or(1.0);
+        Ok(now_ns() + self.interval().max(cost.div_f64(REFRESH * share)).as_nanos() as u64)
+    }
+
+    fn watch(&mut self) -> Result<(), Failure> {
+        let mut rush: Option<Rush> = None;
+        let mut next_report = now_ns() + self.interval().as_nanos() as u64;
+        let mut next_refresh = next_report;
+        let mut pause = Duration::ZERO;
+        loop {
+            let next = next_refresh.min(next_report);
+            let wait = if rush.is_some() || !self.rushes.is_empty() {
+                Duration::ZERO
+            } else {
+                pause.min(Duration::from_nanos(next.saturating_sub(now_ns())))
+            };
+            let mut command = self.commands.recv_timeout(wait).ok();
+            while let Some(now) = command {
+                match now {
+                    Command::Rush { ticket, group } => self.rushes.push_back((ticket, group)),
+                    Command::CalmDown { ticket } => {
+                        self.rushes.retain(|&(other, _)| other != ticket);
+                        if rush.as_ref().is_some_and(|rush| rush.ticket == ticket) {
+                            self.session.fleet.calm_down();
+                            rush = None;
+                        }
+                    }
+                    Command::Change(job) => {
+                        self.session.change(*job);
+                        (next_refresh, next_report) = (0, now_ns() + self.interval().as_nanos() as u64);
+                    }
+                    Command::Wake => {}
+                }
+                command = self.commands.try_recv().ok();
+            }
+            if self.shared.stop.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            let spent_ns = self.shared.spent_ns.swap(0, Ordering::Relaxed);
+            if spent_ns > 0 {
+                self.session.fleet.charge(spent_ns, &Kernel);
+            }
+            if rush.is_none()
+                && let Some((ticket, group)) = self.rushes.pop_front()
+            {
+                rush = Some(self.begin(ticket, &group)?);
+            }
+            pause = self.work();
+            if !self.session.fleet.rushing()
+                && let Some(rush) = rush.take()
+            {
+                self.say(Said::Rushed { ticket: rush.ticket, rushed: self.came_of(&rush) });
+            }
+            if now_ns() >= next_refresh {
+                next_refresh = self.refresh()?;
+                if self.session.job().selection.only_numbers() && self.session.fleet.members().next().is_none() {
+                    self.say(Said::Over);
+                }
+            }
+            if now_ns() >= next_report {
+                next_report = now_ns() + self.interval().as_nanos() as u64;
+                self.say(Said::Interval(Box::new(self.session.report())));
+            }
+        }
+    }
+
+    /// Works for a slice at most. Returns how long there is nothing to do.
+    fn work(&mut self) -> Duration {
+        let until = now_ns() + SLICE_NS;
+        while now_ns() < until && !self.shared.stop.load(Ordering::Relaxed) {
+            match self.session.fleet.turn(&Kernel) {
+                Turn::Worked => {}
+                Turn::Spent(wait) | Turn::Idle(wait) => return wait,
+            }
+        }
+        Duration::ZERO
+    }
+
+    fn begin(&mut self, ticket: u64, group: &str) -> Result<Rush, Failure> {
+        let begin_ns = thread_cpu_ns();
+        // What was started since the last time is what needs the memory.
+        let members = self.session.refresh_group(group)?;
+        let gone_bytes = self.session.fleet.gone_of(|id| members.contains(&id));
+        self.session.fleet.rush(|id| members.contains(&id));
+        Ok(Rush { ticket, begin_ns, split_ns: self.session.total().split_ns, gone_bytes, members })
+    }
+
+    fn came_of(&self, rush: &Rush) -> Rushed {
+        let gone = self.session.fleet.gone_of(|id| rush.members.contains(&id));
+        Rushed {
+            gone_bytes: gone.saturating_sub(rush.gone_bytes),
+            cpu_ns: thread_cpu_ns() - rush.begin_ns,
+            split_ns: self.session.total().split_ns - rush.split_ns,
+        }
+    }
+}
