@@ -156,11 +156,11 @@ eventually() {
     return 1
 }
 
-# start_watch [INTERVAL]: starts a watch over the group as $watch, and waits until it holds it. What it says goes to $work/log.
+# start_watch [INTERVAL [OPTION...]]: starts a watch over the group as $watch, and waits until it holds it. What it says goes to $work/log.
 start_watch() {
     local before
     before=$(control_text)
-    "$pagecrew" trim --watch --cgroup "$group" --interval "${1:-1s}" >/dev/null 2>"$work/log" &
+    "$pagecrew" trim --watch --cgroup "$group" --interval "${1:-1s}" "${@:2}" >/dev/null 2>"$work/log" &
     watch=$!
     eventually control_is_not "$before" || fail "the group is not held"
 }
@@ -168,6 +168,17 @@ start_watch() {
 # in_limited_group COMMAND...: runs it in the group.
 in_limited_group() {
     (echo "$BASHPID" >"$group/cgroup.procs" && exec "$@") 2>/dev/null
+}
+
+# Ends the watch, which may not take longer than a tenth of a second, whatever it is at.
+end_watch() {
+    local begin status=0
+    begin=$(date +%s%N)
+    kill "$watch"
+    wait "$watch" || status=$?
+    took=$((($(date +%s%N) - begin) / 1000000))
+    [ "$status" -eq 0 ] || fail "the watch ended with status $status"
+    [ "$took" -le "$((100 * ${patience:-1}))" ] || fail "the watch took $took ms to end"
 }
 
 in_vain() {
@@ -187,9 +198,8 @@ trim_hold() {
     [ "$status" -eq 137 ] || skip "this kernel doesn't kill what is to be saved (status $status)"
     start_watch
     sparse 4 || fail "status $?"
-    kill "$watch"
-    wait "$watch" || fail "the watch ended with status $?"
-    eventually control_is "$before" || fail "the group's control is $(control_text), and was $before"
+    end_watch
+    control_is "$before" || fail "the group's control is $(control_text), and was $before"
     # Where nothing can be given back, the kernel has its way.
     start_watch
     status=0
@@ -266,10 +276,61 @@ trim_hold_cache() {
     is_cached 40 || fail "only $(cached) MiB of page cache are left"
     sparse 2 || fail "status $?"
     [ "$(in_vain)" -eq 0 ] || fail "the watch has said $(in_vain) times that there is nothing to give back"
-    kill "$watch"
-    wait "$watch" || fail "the watch ended with status $?"
-    eventually control_is "$before" || fail "the group's control is $(control_text), and was $before"
-    echo "$control, $used ticks of CPU in 20 s"
+    end_watch
+    control_is "$before" || fail "the group's control is $(control_text), and was $before"
+    echo "$control, $used ticks of CPU in 20 s, ended after $took ms"
+}
+
+# Two hundred processes that take long to search, again and again, beside a group in need, and beside one that is frozen.
+trim_many() {
+    limited_group
+    needs python3
+    local before used pid _
+    before=$(control_text)
+    cat >"$work/many.py" <<'EOF'
+import ctypes, mmap, os, signal
+open('/proc/self/comm', 'w').write('many')
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + 3 * [ctypes.c_int] + [ctypes.c_long]
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+# A list of mappings as long as that of a large program: a millisecond for each search.
+at = libc.mmap(None, 8 << 20, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+for page in range(0, 8 << 20, 8192):
+    assert libc.mprotect(at + page, 4096, mmap.PROT_READ) == 0
+memory = bytearray(4 << 20)
+memory[::4096] = b'x' * len(memory[::4096])
+for _ in range(200):
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        signal.pause()
+print('ready', flush=True)
+signal.pause()
+EOF
+    python3 "$work/many.py" >"$work/many" &
+    eventually grep -q ready "$work/many" || fail "no two hundred processes"
+    start_watch 100ms --name many
+    sleep 1
+    sparse 3 || fail "status $?"
+    [ "$(in_vain)" -eq 0 ] || fail "the watch has said $(in_vain) times that there is nothing to give back"
+    # What a rush has taken is paid off after a while.
+    sleep 5
+    watched 20
+    [ "$((used * 100 / $(getconf CLK_TCK)))" -le "$((35 * ${patience:-1}))" ] || fail "the watch used $used ticks in 20 s"
+    # Whoever is frozen in the group can't be helped, and holds nobody up.
+    in_limited_group "$programs/sparse" 128 1000 &
+    sleep 0.3
+    if [ -e "$group/cgroup.freeze" ]; then
+        echo 1 >"$group/cgroup.freeze"
+        at_exit "echo 0 >$group/cgroup.freeze; kill \$(jobs -p) 2>/dev/null || true; for pid in \$(cat $group/cgroup.procs); do kill -9 \$pid; done; eventually rmdir $group 2>/dev/null || true"
+    else
+        while read -r pid; do kill -STOP "$pid"; done <"$group/cgroup.procs"
+        at_exit "kill \$(jobs -p) 2>/dev/null || true; for pid in \$(cat $group/cgroup.procs); do kill -9 \$pid; done; eventually rmdir $group 2>/dev/null || true"
+    fi
+    sleep 3
+    end_watch
+    control_is "$before" || fail "the group's control is $(control_text), and was $before"
+    echo "$control, $used ticks of CPU in 20 s, ended after $took ms"
 }
 
 # A watch that is killed leaves the group as it was, or as somebody else has set it up meanwhile.
@@ -307,3 +368,4 @@ add trim/under-run 120 trim_under_run
 add trim/hold 200 trim_hold
 add trim/hold/cache 300 trim_hold_cache
 add trim/hold/killed 60 trim_hold_killed
+add trim/hold/many 120 trim_many
