@@ -335,7 +335,7 @@ class Trial:
         names = collections.Counter()
         for place in ("taken", "going"):
             for name in os.listdir(os.path.join(self.directory, "mem", place)):
-                _, _, size, user, _ = name.split("-")
+                _, _, size, user, _, _ = name.split("-")
                 names[int(user[1:])] += int(size)
         status = self.status()
         if status is None:

@@ -6,6 +6,7 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
 
 /// It is served, from the beginning or again.
 pub fn ready() {
@@ -15,6 +16,11 @@ pub fn ready() {
 /// The settings are read again; [`ready`] follows.
 pub fn reloading() {
     tell(&format!("RELOADING=1\nMONOTONIC_USEC={}", now_ns() / 1000));
+}
+
+/// It is not served yet, and will be within `time` or say so again.
+pub fn more_time(time: Duration) {
+    tell(&format!("EXTEND_TIMEOUT_USEC={}", time.as_micros()));
 }
 
 /// It ends.

@@ -39,6 +39,11 @@ impl Service {
         notify::ready();
     }
 
+    /// It takes its time until it is served; to be called again and again until then.
+    pub fn starting(&self) {
+        notify::more_time(Duration::from_secs(10));
+    }
+
     /// Has `reload` read the settings again.
     pub fn reload(&self, reload: impl FnOnce()) {
         notify::reloading();

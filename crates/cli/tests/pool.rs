@@ -239,17 +239,53 @@ fn a_supervisor_is_told_and_the_settings_are_read_again() {
     assert_eq!(served.process.wait().unwrap().code(), Some(0));
 }
 
+/// Whoever comes after the pool can wait for it, or have the service manager wait.
+#[test]
+fn enough_can_be_waited_for() {
+    let notifications = directory().join("notify-ready");
+    let supervisor = UnixDatagram::bind(&notifications).unwrap();
+    supervisor.set_nonblocking(true).unwrap();
+    let prepare = |command: &mut Command| {
+        command.env("NOTIFY_SOCKET", &notifications);
+    };
+    let Some(mut served) = Served::start_with("ready", &["--size", "64M", "--ready", "48M"], prepare) else { return };
+    served.wait_until(|_| {
+        let mut room = [0; 4096];
+        std::iter::from_fn(|| supervisor.recv(&mut room).ok().map(|len| room[..len].to_vec()))
+            .any(|told| String::from_utf8_lossy(&told).contains("READY=1"))
+    });
+    assert!(served.status()["ready"].as_u64().unwrap() >= 48 * MIB);
+    let run = |arguments: &[&str]| served.client(&[&["wait"], arguments].concat()).output().unwrap();
+    assert!(run(&["--size", "64M"]).status.success());
+    assert!(run(&["--size", "2M", "--node", "0", "--timeout", "0"]).status.success());
+    fails(served.client(&["wait", "--size", "66M"]), 2, &["66 MiB", "64 MiB", "resize"]);
+    fails(served.client(&["wait", "--size", "2M", "--node", "999"]), 2, &["999"]);
+    // More than can be filled while all is taken.
+    let taken = served.client(&["take", "--size", "64M"]).output().unwrap();
+    assert!(taken.status.success(), "{}", err(&taken));
+    let path = out(&taken);
+    assert!(served.client(&["release", path.trim()]).output().unwrap().status.success());
+    assert!(run(&["--size", "64M", "--timeout", "60s"]).status.success());
+    let nowhere = directory().join("nowhere");
+    let nowhere = ["wait", "--size", "2M", "--socket", nowhere.to_str().unwrap()];
+    fails(pool(&nowhere), 1, &["nowhere"]);
+    let begin = Instant::now();
+    fails(pool(&[&nowhere[..], &["--timeout", "300ms"]].concat()), 1, &["nowhere"]);
+    assert!(begin.elapsed() >= Duration::from_millis(300));
+}
+
 #[test]
 fn what_is_wrong_with_a_file_is_named_with_its_line() {
     let file = directory().join("wrong.toml");
     for (text, words) in [
-        ("size = \"8G\"\nfloor = \"12Q\"\n", ["line 2", "floor", "12Q"]),
-        ("size = \"3M\"\n", ["line 1", "size", "2 MiB"]),
-        ("\n\nsise = \"8G\"\n", ["line 3", "sise", "wrong.toml"]),
-        ("size = \"8G\"\n[quota]\ndefault = true\n", ["line 3", "default", "wrong.toml"]),
-        ("size = \"8G\"\ncpu = 0\n", ["line 2", "cpu", "percent"]),
+        ("size = \"8G\"\nfloor = \"12Q\"\n", ["line 3", "floor", "12Q"]),
+        ("size = \"3M\"\n", ["line 2", "size", "2 MiB"]),
+        ("\n\nsise = \"8G\"\n", ["line 4", "sise", "wrong.toml"]),
+        ("size = \"8G\"\n[pool.quota]\ndefault = true\n", ["line 4", "default", "wrong.toml"]),
+        ("size = \"8G\"\ncpu = 0\n", ["line 3", "cpu", "percent"]),
+        ("size = \"8G\"\n[pol]\n", ["line 3", "[pool], [trim]", "wrong.toml"]),
     ] {
-        std::fs::write(&file, text).unwrap();
+        std::fs::write(&file, format!("[pool]\n{text}")).unwrap();
         fails(pool(&["serve", "--config", file.to_str().unwrap()]), 2, &words);
     }
     fails(pool(&["serve", "--config", "/no/such/file"]), 2, &["/no/such/file"]);

@@ -22,6 +22,8 @@ pub struct Config {
     /// As a share of one CPU.
     pub cpu: Option<f64>,
     pub floor: Option<usize>,
+    /// What has to be ready before the service manager is told that it is served.
+    pub ready: Option<usize>,
     pub below_floor: Option<bool>,
     pub limit: Option<usize>,
     pub unused: Option<Duration>,
@@ -101,6 +103,13 @@ pub const TABLE: Table = Table {
             live: true,
         },
         Key {
+            name: "ready",
+            example: "\"8G\"",
+            default: "nothing",
+            help: "So much has to be ready before the service manager starts what comes after this service.",
+            live: false,
+        },
+        Key {
             name: "quota",
             example: "{ default = \"8G\", alice = \"32G\" }",
             default: "none",
@@ -173,6 +182,7 @@ impl Config {
                 }
             }
             "cpu" => self.cpu = Some(setting.parse(parse_percent)?),
+            "ready" => self.ready = Some(setting.parse(parse_file_size)?),
             "floor" => self.floor = Some(setting.parse(parse_size)?),
             "below-floor" => self.below_floor = Some(setting.flag()?),
             "limit" => self.limit = Some(setting.parse(parse_file_size)?),
@@ -220,6 +230,7 @@ impl Config {
             files: if self.files.is_empty() { base.files } else { self.files },
             cpu: self.cpu.or(base.cpu),
             floor: self.floor.or(base.floor),
+            ready: self.ready.or(base.ready),
             below_floor: self.below_floor.or(base.below_floor),
             limit: self.limit.or(base.limit),
             unused: self.unused.or(base.unused),
@@ -247,6 +258,10 @@ impl Config {
             Sizes::Total(size) => *size,
             Sizes::Nodes(nodes) => nodes.values().fold(0_usize, |sum, size| sum.saturating_add(*size)),
         };
+        if let Some(ready) = self.ready.filter(|ready| *ready > total) {
+            let [ready, total] = [ready, total].map(|size| Bytes(size as u64));
+            return Err(format!("{ready} would never be ready: only {total} are kept"));
+        }
         let of_files = |sum: usize, &(size, count): &(usize, usize)| sum.saturating_add(size.saturating_mul(count));
         let files = self.files.iter().fold(0, of_files);
         if files > total {
@@ -341,6 +356,7 @@ mod tests {
             files = ["4G:2", "2G"]
             cpu = 12.5
             floor = "1G"
+            ready = "2G"
             below-floor = true
             limit = "24G"
             unused = 90
@@ -411,6 +427,7 @@ mod tests {
             ("cpu = \"much\"", "cpu", "percentage"),
             ("floor = \"12Q\"", "floor", "'12Q' is not a size"),
             ("below-floor = 1", "below-floor", "neither true nor false"),
+            ("ready = 1", "ready", "less than 2 MiB"),
             ("limit = -1", "limit", "'-1' is not a size"),
             ("unused = \"soon\"", "unused", "'soon' is not a duration"),
             ("directory = \"\"", "directory", "character"),

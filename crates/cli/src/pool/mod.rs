@@ -9,6 +9,7 @@ mod serve;
 mod status;
 mod take;
 mod vmm;
+mod wait;
 
 use crate::failure::Failure;
 use nix::unistd::{Gid, Group, Uid, User};
@@ -48,6 +49,7 @@ enum Command {
     Release(take::ReleaseArguments),
     Resize(take::ResizeArguments),
     Status(status::Arguments),
+    Wait(wait::Arguments),
 }
 
 /// `pagecrew pool`.
@@ -60,6 +62,7 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Command::Release(arguments) => take::release(&arguments).map(done),
         Command::Resize(arguments) => take::resize(&arguments).map(done),
         Command::Status(arguments) => status::run(&arguments).map(done),
+        Command::Wait(arguments) => wait::run(&arguments).map(done),
     }
 }
 

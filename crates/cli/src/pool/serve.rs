@@ -16,6 +16,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 /// Keep memory ready, in files that were zeroed before anybody asks
 ///
@@ -57,6 +58,9 @@ pub struct Arguments {
     /// Give out more than is ready even where that leaves less than the floor
     #[arg(long)]
     below_floor: bool,
+    /// Say that it is served, to the service manager, only once so much is ready [default: at once]
+    #[arg(long, value_name = "SIZE")]
+    ready: Option<String>,
     /// The most that is ready and taken together [default: the machine's memory]
     #[arg(long, value_name = "SIZE")]
     limit: Option<String>,
@@ -85,14 +89,19 @@ pub struct Arguments {
 
 /// Serves until it is told to end.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let options = options(arguments)?;
+    let (options, ready) = options(arguments)?;
     let service = Service::begin()?;
     let server = Server::start(options.clone(), log).map_err(failure)?;
-    service.ready();
     let bar = BAR.get_or_init(progress::bar);
+    let mut served = false;
     loop {
-        let until = progress::show(bar, &server).map(|pause| now_ns() + pause.as_nanos() as u64);
-        match service.wait(until, []) {
+        if !served {
+            served = server.progress().ready >= ready;
+            if served { service.ready() } else { service.starting() }
+        }
+        let look = (!served).then_some(LOOK);
+        let pause = [progress::show(bar, &server), look].into_iter().flatten().min();
+        match service.wait(pause.map(|pause| now_ns() + pause.as_nanos() as u64), []) {
             Event::Due => {}
             Event::Reload => service.reload(|| reload(&server, arguments, &options)),
             Event::Stop => break,
@@ -110,6 +119,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// How often it is looked whether enough is ready to say that it is served.
+const LOOK: Duration = Duration::from_millis(250);
+
 /// Shown while the pool is filled for the first time, where somebody may be looking.
 static BAR: OnceLock<ProgressBar> = OnceLock::new();
 
@@ -123,7 +135,7 @@ fn log(line: &str) {
 
 /// Reads the settings once more. Where they make no sense, all stays as it is.
 fn reload(server: &Server, arguments: &Arguments, running: &Options) {
-    let result = options(arguments).and_then(|options| {
+    let result = options(arguments).and_then(|(options, _)| {
         server.reconfigure(&options).map_err(failure)?;
         Ok(options)
     });
@@ -153,13 +165,15 @@ fn fixed_settings(running: &Options, wanted: &Options) -> Vec<&'static str> {
     TABLE.keys.iter().filter(|key| !key.live && differs(key.name)).map(|key| key.name).collect()
 }
 
-fn options(arguments: &Arguments) -> Result<Options, Failure> {
-    let file = Config::read(arguments.config.as_deref())?;
-    let mut options = given(arguments)?.or(file).options(filler()).map_err(Failure::Usage)?;
+/// The pool, and how much of it is to be ready before it is said to be served.
+fn options(arguments: &Arguments) -> Result<(Options, usize), Failure> {
+    let config = given(arguments)?.or(Config::read(arguments.config.as_deref())?);
+    let ready = config.ready.unwrap_or(0);
+    let mut options = config.options(filler()).map_err(Failure::Usage)?;
     // Without the file, nobody has any.
     let subordinates = std::fs::read_to_string("/etc/subuid").unwrap_or_default();
     options.quotas.subordinates = Subordinates::read(&subordinates, |name| parse_user(name).ok());
-    Ok(options)
+    Ok((options, ready))
 }
 
 /// This program itself, also where another version has taken its place in the file system.
@@ -176,6 +190,7 @@ fn given(arguments: &Arguments) -> Result<Config, Failure> {
         files: all("--file", &arguments.file, config::parse_files)?,
         cpu: one("--cpu", &arguments.cpu, parse_percent)?,
         floor: one("--floor", &arguments.floor, parse_size)?,
+        ready: one("--ready", &arguments.ready, config::parse_file_size)?,
         below_floor: arguments.below_floor.then_some(true),
         limit: one("--limit", &arguments.limit, config::parse_file_size)?,
         unused: one("--unused", &arguments.unused, parse_duration)?,
@@ -213,7 +228,6 @@ mod tests {
     use super::*;
     use clap::Parser;
     use pagecrew::pool::{Backing, Sizes};
-    use std::time::Duration;
 
     #[derive(Parser, Debug)]
     struct Command {
@@ -229,7 +243,7 @@ mod tests {
         std::fs::write(&file, FILE).unwrap();
         let words = [&["serve", "--config", file.to_str().unwrap()], arguments].concat();
         let command = Command::try_parse_from(words).map_err(|error| error.to_string())?;
-        options(&command.arguments).map_err(|error| error.to_string())
+        options(&command.arguments).map(|(options, _)| options).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -280,6 +294,8 @@ mod tests {
             (&["--cpu", "0"], "--cpu: '0'"),
             (&["--floor", "x"], "--floor: 'x'"),
             (&["--limit", "3M"], "--limit: '3M'"),
+            (&["--ready", "1"], "--ready: '1'"),
+            (&["--ready", "8G"], "never"),
             (&["--unused", "soon"], "--unused: 'soon'"),
             (&["--socket-mode", "rw"], "--socket-mode: 'rw'"),
             (&["--socket-group", "no such group"], "--socket-group: there is no group"),

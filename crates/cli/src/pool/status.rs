@@ -51,6 +51,16 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
+/// How much is ready and how much is kept, in all or on a node, by what a server has answered.
+pub fn ready_of(json: &str, node: Option<usize>) -> Result<(u64, u64), Failure> {
+    let status: Status = read(json)?;
+    let Some(number) = node else { return Ok((status.ready, status.size)) };
+    match status.nodes.iter().find(|node| node.node == number) {
+        Some(node) => Ok((node.ready, node.size)),
+        None => Err(Failure::Usage(format!("the pool has no node {number}"))),
+    }
+}
+
 /// The server's answer. What a newer one adds is for newer commands.
 #[derive(Deserialize)]
 struct Status {
@@ -108,9 +118,12 @@ struct Counters {
     elsewhere_bytes: u64,
 }
 
+fn read(json: &str) -> Result<Status, Failure> {
+    serde_json::from_str(json).map_err(|error| Failure::Failed(format!("the pool's answer '{json}': {error}")))
+}
+
 fn text(json: &str) -> Result<String, Failure> {
-    let status: Status =
-        serde_json::from_str(json).map_err(|error| Failure::Failed(format!("the pool's answer '{json}': {error}")))?;
+    let status = read(json)?;
     let mut text = format!(
         "pool at {} ({}, served by process {}): {}\n",
         printable(&status.directory),

@@ -40,7 +40,7 @@ pub struct TakeArguments {
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  pagecrew pool release /run/pagecrew/pool/mem/taken/0123456789abcdef-n0-8589934592-u1000-unused")]
+  pagecrew pool release /run/pagecrew/pool/mem/taken/0123456789abcdef-n0-8589934592-u1000-t1750000000-unused")]
 pub struct ReleaseArguments {
     /// The file
     path: PathBuf,

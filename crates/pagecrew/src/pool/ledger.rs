@@ -5,9 +5,9 @@
 //! these meanwhile. Nothing here makes a system call.
 //!
 //! ```text
-//!     ready/0123456789abcdef-n0                           waits
-//!     taken/0123456789abcdef-n0-33554432-u1000-unused     user 1000 has it, and it stays until nobody has had it open for a while
-//!     going/0123456789abcdef-n0-33554432-u1000-unused     was released; counted as the user's until nothing is left of it
+//!     ready/0123456789abcdef-n0                                       waits
+//!     taken/0123456789abcdef-n0-33554432-u1000-t1750000000-unused     user 1000 has it since that second, and until nobody has had it open for a while
+//!     going/0123456789abcdef-n0-33554432-u1000-t1750000000-unused     was released; counted as the user's until nothing is left of it
 //! ```
 
 use super::protocol::Until;
@@ -31,6 +31,8 @@ pub(super) struct Holding {
     pub size: usize,
     /// On whose account.
     pub user: u32,
+    /// When it was handed out, in seconds since 1970.
+    pub since: u64,
     /// For how long.
     pub until: Until,
 }
@@ -48,9 +50,10 @@ impl Entry {
             Some(size) => {
                 let size = size.parse().ok()?;
                 let user = fields.next()?.strip_prefix('u')?.parse().ok()?;
+                let since = fields.next()?.strip_prefix('t')?.parse().ok()?;
                 let word = fields.next()?;
                 let until = UNTIL.iter().find(|(_, name)| *name == word)?.0;
-                Some(Holding { size, user, until })
+                Some(Holding { size, user, since, until })
             }
         };
         let entry = Entry { id, node, holding };
@@ -63,9 +66,9 @@ impl fmt::Display for Entry {
     /// The name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}-n{}", self.id, self.node)?;
-        let Some(Holding { size, user, until }) = self.holding else { return Ok(()) };
+        let Some(Holding { size, user, since, until }) = self.holding else { return Ok(()) };
         let until = UNTIL.iter().find(|(which, _)| *which == until).map_or("", |(_, word)| word);
-        write!(f, "-{size}-u{user}-{until}")
+        write!(f, "-{size}-u{user}-t{since}-{until}")
     }
 }
 
@@ -77,10 +80,10 @@ mod tests {
     proptest! {
         #[test]
         fn a_name_says_all_of_it(
-            id: u64, node: usize, size: usize, user: u32, closed: bool, waits: bool,
+            id: u64, node: usize, size: usize, user: u32, since: u64, closed: bool, waits: bool,
         ) {
             let until = if closed { Until::Closed } else { Until::Unused };
-            let entry = Entry { id, node, holding: (!waits).then_some(Holding { size, user, until }) };
+            let entry = Entry { id, node, holding: (!waits).then_some(Holding { size, user, since, until }) };
             let name = entry.to_string();
             prop_assert_eq!(Entry::read(&name), Some(entry));
             // A name in a directory, and a word of a monitor's options.
@@ -88,7 +91,7 @@ mod tests {
         }
 
         #[test]
-        fn what_nobody_wrote_is_no_entry(name in "[-0-9a-fnu+closeduns]{0,60}") {
+        fn what_nobody_wrote_is_no_entry(name in "[-0-9a-fntu+closeduns]{0,60}") {
             if let Some(entry) = Entry::read(&name) {
                 prop_assert_eq!(entry.to_string(), name);
             }
@@ -97,7 +100,7 @@ mod tests {
 
     #[test]
     fn one_entry_has_one_name() {
-        let good = "0123456789abcdef-n0-33554432-u1000-unused";
+        let good = "0123456789abcdef-n0-33554432-u1000-t0-unused";
         assert!(Entry::read(good).is_some() && Entry::read("0123456789abcdef-n1").is_some());
         for bad in [
             "",
@@ -109,9 +112,12 @@ mod tests {
             "0123456789abcdef-n0-",
             "0123456789abcdef-n0-33554432",
             "0123456789abcdef-n0-33554432-u1000",
-            "0123456789abcdef-n0-33554432-u1000-often",
-            "0123456789abcdef-n0-33554432-u4294967296-unused",
-            "0123456789abcdef-n0-33554432-u1000-unused-",
+            "0123456789abcdef-n0-33554432-u1000-unused",
+            "0123456789abcdef-n0-33554432-u1000-t1",
+            "0123456789abcdef-n0-33554432-u1000-t-1-unused",
+            "0123456789abcdef-n0-33554432-u1000-t1-often",
+            "0123456789abcdef-n0-33554432-u4294967296-t1-unused",
+            "0123456789abcdef-n0-33554432-u1000-t1-unused-",
         ] {
             assert_eq!(Entry::read(bad), None, "{bad}");
         }

@@ -128,12 +128,11 @@ impl Shared {
             Until::Closed => Life::Connection(connection.number),
             Until::Unused => Life::Path(None),
         };
-        let (node, ready, given_up) = self.reserve(connection.account, size, node, until)?;
+        let (entry, ready, given_up) = self.reserve(connection.account, size, node, until)?;
+        let node = entry.node;
         // Freed before the taker needs what it holds.
         self.give_back(given_up);
         self.hurry_filler(ready.id);
-        let holding = Holding { size, user: connection.account, until };
-        let entry = Entry { id: ready.id, node, holding: Some(holding) };
         let name = entry.to_string();
         let hand_out = || {
             if ready.size != size {
@@ -177,7 +176,7 @@ impl Shared {
         size: usize,
         node: Option<usize>,
         until: Until,
-    ) -> Result<(usize, Ready, Vec<GivenUp>), Refusal> {
+    ) -> Result<(Entry, Ready, Vec<GivenUp>), Refusal> {
         let mut state = self.state();
         let state = &mut *state;
         let node = match node {
@@ -227,11 +226,13 @@ impl Shared {
                 return Err(refusal);
             }
         };
-        let name = Entry { id: ready.id, node, holding: Some(Holding { size, user, until }) }.to_string();
+        let since = clock::since_1970();
+        let entry = Entry { id: ready.id, node, holding: Some(Holding { size, user, since, until }) };
+        let name = entry.to_string();
         let (file, life) = (Some(ready.file.clone()), Life::Arriving);
-        let taken = Taken { file, name, size, user, node, life, offences: 0, completing: filled < size };
+        let taken = Taken { file, name, size, user, since, node, life, offences: 0, completing: filled < size };
         state.taken.insert(ready.id, taken);
-        Ok((node, ready, given_up))
+        Ok((entry, ready, given_up))
     }
 
     /// Sees to it that `missing` bytes can be had, with `taken` bytes taken then, and takes out what has to be given up for it.

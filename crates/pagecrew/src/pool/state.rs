@@ -57,6 +57,8 @@ pub(super) struct Taken {
     pub size: usize,
     /// On whose account it is.
     pub user: u32,
+    /// When it was handed out, in seconds since 1970.
+    pub since: u64,
     pub node: usize,
     pub life: Life,
     /// How often it was found larger than it was when it was handed out.
@@ -295,11 +297,11 @@ impl State {
     /// Puts a file that is there down to its user, whatever the quota says.
     pub fn adopt(&mut self, found: Found) {
         let Found { name, entry: Entry { id, node, holding }, file, going } = found;
-        let Some(Holding { size, user, .. }) = holding else { return };
+        let Some(Holding { size, user, since, .. }) = holding else { return };
         let file = file.map(Arc::new);
         // The connection that a file was to stay for has ended with the former server.
         let life = if going { Life::Going } else { Life::Path(None) };
-        let taken = Taken { file, name, size, user, node, life, offences: 0, completing: false };
+        let taken = Taken { file, name, size, user, since, node, life, offences: 0, completing: false };
         if let Some(before) = self.taken.insert(id, taken) {
             // Twice the same name, in two places: root has made one of them.
             self.accounts.refund(before.user, before.size);
@@ -358,7 +360,7 @@ mod tests {
 
     /// A file of `user`'s, as a former server left it.
     fn found(id: u64, size: usize, user: u32) -> Found {
-        let entry = Entry { id, node: 0, holding: Some(Holding { size, user, until: Until::Unused }) };
+        let entry = Entry { id, node: 0, holding: Some(Holding { size, user, since: 7, until: Until::Unused }) };
         Found { name: entry.to_string(), entry, file: None, going: false }
     }
 
@@ -451,7 +453,7 @@ mod tests {
                         let Some(ready) = state.choose(node, user, size, 0) else { continue };
                         state.accounts.charge(user, size, None).unwrap();
                         let (file, life, name) = (Some(ready.file), Life::Path(None), String::new());
-                        let taken = Taken { file, name, size, user, node, life, offences: 0, completing: false };
+                        let taken = Taken { file, name, size, user, since: 7, node, life, offences: 0, completing: false };
                         prop_assert!(state.taken.insert(ready.id, taken).is_none());
                     }
                     Event::Adopt { id, user, pages } => state.adopt(found(id, pages * HUGE_PAGE_SIZE, user)),

@@ -14,7 +14,7 @@ use super::protocol::Until;
 use crate::sys::mount::{self, MemoryFs};
 use crate::sys::seqpacket::Peer;
 use crate::sys::shared_file::{self, Mapped};
-use crate::sys::{Errno, HUGE_PAGE_SIZE, numa, procfs};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, clock, numa, procfs};
 use rustix::fs::FlockOperation;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Seek, Write};
@@ -292,7 +292,12 @@ fn found_at(path: &Path, going: bool) -> Option<Found> {
         None => Entry {
             id: random().ok()?,
             node: 0,
-            holding: Some(Holding { size: facts.len() as usize, user: facts.uid(), until: Until::Unused }),
+            holding: Some(Holding {
+                size: facts.len() as usize,
+                user: facts.uid(),
+                since: clock::since_1970(),
+                until: Until::Unused,
+            }),
         },
     };
     Some(Found { name: name.to_owned(), entry, file: open_found(path), going })

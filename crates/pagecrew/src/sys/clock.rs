@@ -1,4 +1,4 @@
-//! The monotonic clock, through the vDSO: tens of nanoseconds, no system call.
+//! The clocks, through the vDSO: tens of nanoseconds, no system call.
 
 /// Nanoseconds of `CLOCK_MONOTONIC`.
 pub fn now_ns() -> u64 {
@@ -6,6 +6,14 @@ pub fn now_ns() -> u64 {
     // SAFETY: `time` is a valid place for the result; CLOCK_MONOTONIC always exists, so the call cannot fail.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Seconds since 1970, as the machine's clock is set at this moment (`CLOCK_REALTIME`).
+pub fn since_1970() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: as in `now_ns`.
+    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &mut time) };
+    time.tv_sec.max(0) as u64
 }
 
 /// As [`now_ns`], as of the last tick: up to ten milliseconds old, and many times cheaper (`CLOCK_MONOTONIC_COARSE`).
