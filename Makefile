@@ -63,12 +63,12 @@ setup: ## What the demo, the benchmarks and the tests use besides Rust, gcc and 
 	@bash scripts/setup.sh
 
 .PHONY: install
-install: build ## The command, the library and the pool's service into PREFIX (default: /usr/local)
+install: build ## The command, the library and the services into PREFIX (default: /usr/local)
 	install -D -m 755 $(RELEASE)/pagecrew $(DESTDIR)$(PREFIX)/bin/pagecrew
 	install -D -m 644 $(RELEASE)/libpagecrew_preload.so $(DESTDIR)$(PREFIX)/lib/pagecrew/libpagecrew_preload.so
 	install -D -m 644 contrib/pagecrew.toml $(DESTDIR)$(PREFIX)/share/doc/pagecrew/pagecrew.toml
-	install -D -m 644 contrib/pagecrew-pool.service $(DESTDIR)$(PREFIX)/lib/systemd/system/pagecrew-pool.service
-	sed -i 's|=/usr/local/bin/|=$(PREFIX)/bin/|' $(DESTDIR)$(PREFIX)/lib/systemd/system/pagecrew-pool.service
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system contrib/pagecrew-pool.service contrib/pagecrew-trim.service
+	sed -i 's|=/usr/local/bin/|=$(PREFIX)/bin/|' $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,pagecrew-pool.service pagecrew-trim.service)
 
 .PHONY: clean
 clean: ## Remove what was built

@@ -30,11 +30,16 @@ serve() {
     pool_directory
     "$pagecrew" pool serve --directory "$pool" "$@" 2>"$work/server.log" &
     server=$!
+    wait_for_server 3
+}
+
+# wait_for_server STATUS: until it answers. Skips if it ends with this status.
+wait_for_server() {
     until "$pagecrew" pool status >/dev/null 2>&1; do
         if ! kill -0 "$server" 2>/dev/null; then
             local status=0
             wait "$server" || status=$?
-            if [ "$status" -eq 3 ]; then skip "$(tail -n 1 "$work/server.log")"; fi
+            if [ "$status" = "$1" ]; then skip "$(tail -n 1 "$work/server.log")"; fi
             fail "the server ended with status $status: $(cat "$work/server.log")"
         fi
         sleep 0.02
