@@ -1,6 +1,7 @@
 //! Values that several commands take, on the command line and in files of settings.
 
-use nix::unistd::{Group, User};
+use nix::unistd::{Gid, Group, User};
+use std::collections::BTreeSet;
 
 /// A share of one CPU, out of a percentage.
 pub fn parse_percent(text: &str) -> Result<f64, String> {
@@ -35,6 +36,26 @@ pub fn parse_group(text: &str) -> Result<u32, String> {
     }
 }
 
+/// The members of a group, by their numbers: those that the group names, and those whose first group it is.
+pub fn members_of(group: u32) -> Result<BTreeSet<u32>, String> {
+    let found = Group::from_gid(Gid::from_raw(group));
+    let named = found.map_err(|error| format!("the group {group} can't be looked up: {error}"))?;
+    let named = named.map(|group| group.mem).unwrap_or_default();
+    let mut members: BTreeSet<u32> = named.iter().filter_map(|name| parse_user(name).ok()).collect();
+    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    members.extend(first_members(&users, group));
+    Ok(members)
+}
+
+/// The users in the text of a file of users whose first group it is.
+fn first_members(users: &str, group: u32) -> impl Iterator<Item = u32> + '_ {
+    users.lines().filter_map(move |line| {
+        let mut fields = line.split(':').skip(2);
+        let user = fields.next()?.parse().ok()?;
+        (fields.next()?.parse() == Ok(group)).then_some(user)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -44,6 +65,14 @@ mod tests {
         assert_eq!(parse_percent("1"), Ok(0.01));
         assert_eq!(parse_percent(" 2.5 %"), Ok(0.025));
         assert!(parse_percent("nan").is_err() && parse_percent("-1").is_err() && parse_percent("").is_err());
+    }
+
+    #[test]
+    fn members_of_groups() {
+        let text = "root:x:0:0:root:/root:/bin/bash\na:x:5:36::/:/bin/sh\nb:x:6:37::\nodd\nc:x:7:36:::\n";
+        assert_eq!(first_members(text, 36).collect::<Vec<_>>(), [5, 7]);
+        assert!(members_of(0).unwrap().contains(&0));
+        assert!(members_of(3_999_999_999).unwrap().is_empty());
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use crate::failure::Failure;
 use crate::settings::{self, Key, Setting, Table};
-use crate::values::{parse_group, parse_percent, parse_user};
-use pagecrew::pool::{Backing, Options, Quotas, Sizes};
+use crate::values::{members_of, parse_group, parse_percent, parse_user};
+use pagecrew::pool::{Backing, GroupQuota, Options, Quotas, Sizes};
 use pagecrew::sys::HUGE_PAGE_SIZE;
 use pagecrew::units::{Bytes, parse_duration, parse_size};
 use std::collections::BTreeMap;
@@ -111,9 +111,9 @@ pub const TABLE: Table = Table {
         },
         Key {
             name: "quota",
-            example: "{ default = \"8G\", alice = \"32G\" }",
+            example: "{ default = \"8G\", alice = \"32G\", \"@kvm\" = \"64G\" }",
             default: "none",
-            help: "The most that a user may have taken, by name or number. The default doesn't bind root.",
+            help: "The most that a user may have taken, by name or number; of @GROUP, the most that its members may have together. The default doesn't bind root.",
             live: true,
         },
         Key {
@@ -203,10 +203,15 @@ impl Config {
         Ok(())
     }
 
-    /// What users may have who are not named, or one who is.
+    /// What users may have who are not named, or one who is; of `@NAME`, what the members of a group may have together.
     pub fn set_quota(&mut self, user: Option<&str>, size: &str) -> Result<(), String> {
         let size = parse_size(size).map_err(|error| error.to_string())?;
         match user {
+            Some(name) if name.starts_with('@') => {
+                let group = parse_group(&name[1..])?;
+                let quota = GroupQuota { most: size, members: members_of(group)? };
+                drop(self.quotas.groups.insert(group, quota));
+            }
             Some(user) => drop(self.quotas.users.insert(parse_user(user)?, size)),
             None => self.quotas.default = Some(size),
         }
@@ -223,6 +228,7 @@ impl Config {
         let mut quotas = base.quotas;
         quotas.default = self.quotas.default.or(quotas.default);
         quotas.users.extend(self.quotas.users);
+        quotas.groups.extend(self.quotas.groups);
         Config {
             size,
             nodes,
@@ -364,7 +370,7 @@ mod tests {
             socket = "/srv/socket"
             socket-mode = "0660"
             socket-group = "root"
-            quota = { default = "8G", root = "32G", 4711 = "1M" }
+            quota = { default = "8G", root = "32G", 4711 = "1M", "@root" = "64G" }
         "#;
         let options = Config::parse(text).unwrap().options(vec!["x".into()]).unwrap();
         let expected = Options {
@@ -383,6 +389,7 @@ mod tests {
             quotas: Quotas {
                 default: Some(8 * GIB),
                 users: [(0, 32 * GIB), (4711, 1 << 20)].into(),
+                groups: [(0, GroupQuota { most: 64 * GIB, members: members_of(0).unwrap() })].into(),
                 ..Quotas::default()
             },
             filler: vec!["x".into()],
@@ -437,6 +444,7 @@ mod tests {
             ("socket-group = \"no such group\"", "socket-group", "no group 'no such group'"),
             ("quota = { default = \"x\" }", "quota.default", "'x' is not a size"),
             ("quota = { nobody-of-that-name = \"1G\" }", "quota.nobody-of-that-name", "no user"),
+            ("quota = { \"@no-such-group\" = \"1G\" }", "quota.@no-such-group", "no group"),
             ("quota = \"x\"", "quota", "'x' is not a size"),
             ("sise = \"8G\"", "sise", "there are size, nodes"),
         ] {

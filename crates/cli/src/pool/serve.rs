@@ -79,8 +79,9 @@ pub struct Arguments {
     /// The socket's group, by name or number
     #[arg(long, value_name = "GROUP")]
     socket_group: Option<String>,
-    /// How much a user may have taken, by name or number, such as alice=32G; without one, each user but root
-    #[arg(long, value_name = "[USER=]SIZE")]
+    /// How much a user may have taken, by name or number, such as alice=32G; without one, each user but root; with
+    /// @kvm=64G, the members of a group together
+    #[arg(long, value_name = "[USER=|@GROUP=]SIZE")]
     quota: Vec<String>,
     /// Settings to begin with [default: /etc/pagecrew/pagecrew.toml, if it is there]
     #[arg(long, value_name = "FILE")]

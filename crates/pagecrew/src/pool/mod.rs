@@ -37,5 +37,5 @@ pub use error::Error;
 pub use filler::fill;
 pub use options::{Backing, CPU, DIRECTORY, Options, SOCKET, Sizes, UNUSED};
 pub use protocol::{ANSWER_MOST, Answer, Code, Malformed, REQUEST_MOST, Request as Packet, Until};
-pub use quota::{Exceeded, FILES_MOST, Quotas, Subordinates};
+pub use quota::{Exceeded, FILES_MOST, GroupQuota, Quotas, Subordinates};
 pub use server::{Progress, Server};

@@ -1,7 +1,7 @@
 //! How much each user may have taken: pure bookkeeping.
 
 use crate::units::Bytes;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// So many files a user may have taken at once, whatever their sizes: each costs the server and the kernel a little.
@@ -16,8 +16,19 @@ pub struct Quotas {
     pub default: Option<usize>,
     /// Of those that are, by their numbers.
     pub users: BTreeMap<u32, usize>,
+    /// Of groups, by their numbers: what all of their members may have together, besides what each may have.
+    pub groups: BTreeMap<u32, GroupQuota>,
     /// Whose account other users' memory is on.
     pub subordinates: Subordinates,
+}
+
+/// What the members of a group may have together.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GroupQuota {
+    /// In bytes.
+    pub most: usize,
+    /// The users.
+    pub members: BTreeSet<u32>,
 }
 
 /// Users that are others' in user namespaces (`subuid(5)`), and whose they are: what they take is on the account of the one to whom they
@@ -51,6 +62,22 @@ impl Quotas {
     pub fn of(&self, user: u32) -> Option<usize> {
         self.users.get(&user).copied().or(if user == ROOT { None } else { self.default })
     }
+
+    /// `user` gets one more file of `bytes` in `accounts`, or it is said why not and nothing changes. What is over a quota that was lowered
+    /// stays.
+    ///
+    /// # Errors
+    /// What would be exceeded: the user's own, or that of a group that he is in.
+    pub fn charge(&self, accounts: &mut Accounts, user: u32, bytes: usize) -> Result<(), Exceeded> {
+        for (&group, quota) in self.groups.iter().filter(|(_, quota)| quota.members.contains(&user)) {
+            let taken =
+                quota.members.iter().fold(0_usize, |sum, member| sum.saturating_add(accounts.account(*member).bytes));
+            if taken.checked_add(bytes).is_none_or(|sum| sum > quota.most) {
+                return Err(Exceeded::Group { group, taken, quota: quota.most, asked: bytes });
+            }
+        }
+        accounts.charge(user, bytes, self.of(user))
+    }
 }
 
 /// Why a user doesn't get a file.
@@ -61,6 +88,17 @@ pub enum Exceeded {
         /// What the user has.
         taken: usize,
         /// What the user may have.
+        quota: usize,
+        /// What was asked for.
+        asked: usize,
+    },
+    /// It would be more memory than the members of one of the user's groups may have together.
+    Group {
+        /// The group's number.
+        group: u32,
+        /// What its members have.
+        taken: usize,
+        /// What they may have.
         quota: usize,
         /// What was asked for.
         asked: usize,
@@ -79,6 +117,13 @@ impl fmt::Display for Exceeded {
             Exceeded::Bytes { taken, quota, asked } => write!(
                 f,
                 "{} more would exceed your quota of {}, of which {} are taken; release some or ask the operator",
+                bytes(asked),
+                bytes(quota),
+                bytes(taken)
+            ),
+            Exceeded::Group { group, taken, quota, asked } => write!(
+                f,
+                "{} more would exceed the quota of {} of group {group}, of which its members have {}; release some or ask the operator",
                 bytes(asked),
                 bytes(quota),
                 bytes(taken)
@@ -208,6 +253,30 @@ mod tests {
         // The quota was lowered meanwhile.
         assert!(accounts.charge(7, 0, Some(GIB)).is_err());
         assert!(refused.to_string().contains("2 GiB more would exceed your quota of 4 GiB, of which 3 GiB are taken"));
+    }
+
+    #[test]
+    fn members_of_a_group_share_what_it_may_have() {
+        let group = |most, members: &[u32]| GroupQuota { most, members: members.iter().copied().collect() };
+        let quotas = Quotas {
+            default: Some(4 * GIB),
+            groups: [(36, group(6 * GIB, &[7, 8])), (37, group(5 * GIB, &[8, 9]))].into(),
+            ..Quotas::default()
+        };
+        let mut accounts = Accounts::new();
+        quotas.charge(&mut accounts, 7, 4 * GIB).unwrap();
+        assert!(matches!(quotas.charge(&mut accounts, 7, GIB), Err(Exceeded::Bytes { .. })));
+        let refused = Exceeded::Group { group: 36, taken: 4 * GIB, quota: 6 * GIB, asked: 3 * GIB };
+        assert_eq!(quotas.charge(&mut accounts, 8, 3 * GIB), Err(refused));
+        assert!(refused.to_string().contains("of group 36, of which its members have 4 GiB"), "{refused}");
+        quotas.charge(&mut accounts, 8, 2 * GIB).unwrap();
+        // Somebody in another group of his, and in none.
+        assert!(matches!(quotas.charge(&mut accounts, 9, 4 * GIB), Err(Exceeded::Group { group: 37, .. })));
+        quotas.charge(&mut accounts, 9, 3 * GIB).unwrap();
+        quotas.charge(&mut accounts, 10, 4 * GIB).unwrap();
+        accounts.refund(8, 2 * GIB);
+        quotas.charge(&mut accounts, 8, GIB).unwrap();
+        assert!(quotas.charge(&mut accounts, 8, usize::MAX).is_err());
     }
 
     #[test]

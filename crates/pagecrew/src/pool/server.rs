@@ -198,8 +198,8 @@ impl Shared {
                 ),
             ));
         }
-        let quota = state.settings.quotas.of(user);
-        state.accounts.charge(user, size, quota).map_err(|error| Refusal(Code::Quota, error.to_string()))?;
+        let charged = state.settings.quotas.charge(&mut state.accounts, user, size);
+        charged.map_err(|error| Refusal(Code::Quota, error.to_string()))?;
         let now = clock::now_ns();
         state.note_demand(node, user, size, now);
         state.taken_ns = now;
