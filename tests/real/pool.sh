@@ -70,7 +70,7 @@ wait_for_pool() {
 wait_for_ready() {
     local begin=$SECONDS before waited idle
     before=$(idle_seconds)
-    until [ "$(pool_status "s['ready'] == $1")" = True ]; do
+    until [ "$(pool_status "s['ready_bytes'] == $1")" = True ]; do
         waited=$((SECONDS - begin)) idle=$(($(idle_seconds) - before))
         if [ "$waited" -ge 240 ] || { [ "$waited" -ge 60 ] && [ "$idle" -ge 15 ]; }; then
             fail "not $1 bytes ready after $waited s, in which $idle s of CPU were free; $("$pagecrew" pool status --json)"
@@ -81,10 +81,10 @@ wait_for_ready() {
 
 # All memory has come back: no file is left of it, and none without a name.
 nothing_taken() {
-    wait_for_pool "s['taken'] == 0" "${1:-10}"
+    wait_for_pool "s['taken_bytes'] == 0" "${1:-10}"
     [ -z "$(ls -A "$pool/mem/taken")" ] || fail "left: $(ls "$pool/mem/taken")"
     local end=$((SECONDS + 10)) blocks size
-    size=$(pool_status "s['size']")
+    size=$(pool_status "s['size_bytes']")
     until blocks=$(stat --file-system --format '(%b - %f) * %S' "$pool/mem") && [ "$((blocks))" -le "$size" ]; do
         if [ "$SECONDS" -ge "$end" ]; then fail "$((blocks)) bytes are in use, and $size are to be ready"; fi
         sleep 0.02
@@ -132,7 +132,7 @@ pool_guest() {
     guest ,share=on -overcommit mem-lock=on
     # And with the memory that a pool had not got ready.
     guest ,prealloc=on
-    [ "$(pool_status "s['counters']['bytes_ready_at_take'] >= 2 * (512 << 20)")" = True ] || fail "it was not ready: $(pool_status s)"
+    [ "$(pool_status "s['counters']['handed_out_ready_bytes'] >= 2 * (512 << 20)")" = True ] || fail "it was not ready: $(pool_status s)"
     grep -o 'Linux version [^ ]*' "$work/console"
     stop_server
 }
@@ -175,7 +175,7 @@ pool_heap() {
     path=$("$pagecrew" pool take --size 128M)
     said=$("$programs/heap" "$path" 1000 1) || fail "the heap is not its own"
     [ "$said" = "$((128 << 20)) $((128 << 20))" ] || fail "bytes, and those in huge pages: $said"
-    [ "$(pool_status "s['taken'] == 128 << 20")" = True ] || fail "gone while it was wanted"
+    [ "$(pool_status "s['taken_bytes'] == 128 << 20")" = True ] || fail "gone while it was wanted"
     "$pagecrew" pool release "$path" || fail "status $? of release"
     [ ! -e "$path" ] || fail "released, and there"
     nothing_taken 0
@@ -266,7 +266,7 @@ pool_pressure() {
     wait_for_ready "512 << 20"
     python3 -c 'import time; memory = b"x" * (3 << 30); time.sleep(60)' &
     other=$!
-    wait_for_pool "s['ready'] == 0 and s['state'].startswith('waiting: free memory')" 30
+    wait_for_pool "s['ready_bytes'] == 0 and s['state'].startswith('waiting: free memory')" 30
     # What somebody needs now he gets all the same.
     "$pagecrew" pool exec --size 64M -- test -s '{path}' || fail "nothing could be taken"
     kill "$other"

@@ -113,25 +113,25 @@ const MIB: u64 = 1 << 20;
 #[test]
 fn memory_is_taken_used_and_given_back() {
     let Some(mut served) = Served::start("take", &["--size", "32M", "--unused", "1s"]) else { return };
-    served.wait_for("ready", 32 * MIB);
+    served.wait_for("ready_bytes", 32 * MIB);
     let output = served.client(&["take", "--size", "8M"]).output().unwrap();
     let path = PathBuf::from(out(&output).trim_end());
     assert!(output.status.success() && err(&output).is_empty(), "{}", err(&output));
     let facts = std::fs::metadata(&path).unwrap();
     assert_eq!((facts.len(), facts.blocks() * 512, facts.mode() & 0o777), (8 * MIB, 8 * MIB, 0o600));
-    assert_eq!(served.status()["taken"].as_u64(), Some(8 * MIB));
+    assert_eq!(served.status()["taken_bytes"].as_u64(), Some(8 * MIB));
     let output = served.client(&["release", path.to_str().unwrap()]).output().unwrap();
     assert!(output.status.success() && !path.exists());
-    served.wait_for("taken", 0);
+    served.wait_for("taken_bytes", 0);
     let output = served.client(&["take", "--size", "4M", "--json"]).output().unwrap();
     let taken: serde_json::Value = serde_json::from_str(&out(&output)).unwrap();
-    assert_eq!((taken["size"].as_u64(), taken["backing"].as_str()), (Some(4 * MIB), Some("tmpfs")));
+    assert_eq!((taken["size_bytes"].as_u64(), taken["backing"].as_str()), (Some(4 * MIB), Some("tmpfs")));
     // Nobody opens it.
-    served.wait_for("taken", 0);
+    served.wait_for("taken_bytes", 0);
     assert!(!Path::new(taken["path"].as_str().unwrap()).exists());
-    served.wait_for("ready", 32 * MIB);
+    served.wait_for("ready_bytes", 32 * MIB);
     assert!(served.client(&["resize", "--size", "8M"]).output().unwrap().status.success());
-    served.wait_for("ready", 8 * MIB);
+    served.wait_for("ready_bytes", 8 * MIB);
     let table = out(&served.client(&["status"]).output().unwrap());
     assert!(table.contains("8 MiB") && table.contains("full"), "{table}");
     fails(served.client(&["release", path.to_str().unwrap()]), 1, &["not a file that is taken"]);
@@ -146,7 +146,7 @@ fn memory_is_taken_used_and_given_back() {
 #[test]
 fn a_command_has_the_memory_as_long_as_it_runs() {
     let Some(mut served) = Served::start("exec", &["--size", "16M"]) else { return };
-    served.wait_for("ready", 16 * MIB);
+    served.wait_for("ready_bytes", 16 * MIB);
     let exec = |script: &str| {
         let mut command =
             served.client(&["exec", "--size", "4M", "--", "sh", "-c", script, "name", "{path}", "{size}", "{fd}"]);
@@ -162,7 +162,7 @@ fn a_command_has_the_memory_as_long_as_it_runs() {
     let output =
         served.client(&["exec", "--size", "2M", "--as-is", "--", "ls", "-l", "/proc/self/fd"]).output().unwrap();
     assert!(output.status.success() && !out(&output).contains("/mem/"), "{}", out(&output));
-    assert_eq!(served.status()["taken"].as_u64(), Some(0));
+    assert_eq!(served.status()["taken_bytes"].as_u64(), Some(0));
 
     // Told to end, it tells the command, and the memory is back when it has ended.
     let mut command = served.client(&["exec", "--size", "4M", "--", "sleep", "100", "{path}"]);
@@ -170,14 +170,14 @@ fn a_command_has_the_memory_as_long_as_it_runs() {
     child.wait().unwrap();
     let mut child =
         served.client(&["exec", "--size", "4M", "--", "sh", "-c", "sleep 100 < $0", "{path}"]).spawn().unwrap();
-    served.wait_for("taken", 4 * MIB);
+    served.wait_for("taken_bytes", 4 * MIB);
     // SAFETY: no pointers; the process is this test's child.
     unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
     child.wait().unwrap();
     served.wait_until(|served| {
         // The shell is gone, and what it has started has the file until it is, too.
         let _ = Command::new("pkill").args(["-f", "^sleep 100$"]).status();
-        served.status()["taken"].as_u64() == Some(0)
+        served.status()["taken_bytes"].as_u64() == Some(0)
     });
     // Killed, it leaves the command alone, which keeps what it has.
     let script = "echo $$; exec sleep 50 < $0";
@@ -193,14 +193,14 @@ fn a_command_has_the_memory_as_long_as_it_runs() {
     child.kill().unwrap();
     child.wait().unwrap();
     std::thread::sleep(Duration::from_millis(600));
-    assert_eq!(served.status()["taken"].as_u64(), Some(4 * MIB));
+    assert_eq!(served.status()["taken_bytes"].as_u64(), Some(4 * MIB));
     // SAFETY: no pointers; the process was started by this test's child a moment ago, and is still there.
     unsafe { libc::kill(pid, libc::SIGKILL) };
-    served.wait_for("taken", 0);
+    served.wait_for("taken_bytes", 0);
 
     fails(served.client(&["exec", "--size", "2M", "--", "true"]), 2, &["{path}"]);
     fails(served.client(&["exec", "--size", "2M", "--", "no-such-program", "{path}"]), 2, &["no-such-program"]);
-    assert_eq!(served.status()["taken"].as_u64(), Some(0));
+    assert_eq!(served.status()["taken_bytes"].as_u64(), Some(0));
 }
 
 #[test]
@@ -224,16 +224,16 @@ fn a_supervisor_is_told_and_the_settings_are_read_again() {
         }
     };
     told("READY=1");
-    served.wait_for("ready", 8 * MIB);
+    served.wait_for("ready_bytes", 8 * MIB);
     std::fs::write(&file, "size = \"24M\"\n").unwrap();
     served.signal(libc::SIGHUP);
     told("RELOADING=1");
-    served.wait_for("ready", 24 * MIB);
+    served.wait_for("ready_bytes", 24 * MIB);
     // An error in it changes nothing.
     std::fs::write(&file, "size = \"24M\"\nfloor = \"12Q\"\n").unwrap();
     served.signal(libc::SIGHUP);
     served.wait_until(|served| served.log().contains("line 2") && served.log().contains("12Q"));
-    assert_eq!(served.status()["ready"].as_u64(), Some(24 * MIB));
+    assert_eq!(served.status()["ready_bytes"].as_u64(), Some(24 * MIB));
     served.signal(libc::SIGINT);
     told("STOPPING=1");
     assert_eq!(served.process.wait().unwrap().code(), Some(0));

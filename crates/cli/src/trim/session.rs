@@ -5,7 +5,7 @@ use super::select::Found;
 use crate::failure::Failure;
 use pagecrew::sys::clock;
 use pagecrew::trim::protect::{self, Protected};
-use pagecrew::trim::{Fleet, Id, Kernel, Other, Tally, TargetError};
+use pagecrew::trim::{Fleet, Id, Kernel, Other, Overview, Tally, TargetError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -167,9 +167,15 @@ impl Session {
         self.fleet.total()
     }
 
-    /// Since the beginning.
-    pub fn elapsed(&self) -> Duration {
-        self.begin.elapsed()
+    /// The command and its processes as a whole.
+    pub fn overview(&self) -> Overview {
+        Overview {
+            elapsed_ns: self.begin.elapsed().as_nanos() as u64,
+            members: self.fleet.members().count() as u64,
+            refused: self.refused.len() as u64,
+            due: self.fleet.due() as u64,
+            budget_cpu_ns: self.fleet.charged_ns(),
+        }
     }
 }
 

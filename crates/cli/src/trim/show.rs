@@ -1,9 +1,9 @@
 //! What came of it, for people and for programs.
 
 use super::session::{Row, Session};
-use crate::figures::seconds;
+use crate::figures::{object, seconds};
 use crate::output::{printable, render, table};
-use pagecrew::trim::{Left, Tally};
+use pagecrew::trim::{BUDGET, Left, Tally};
 use pagecrew::units::Bytes;
 use serde_json::{Map, Value, json};
 use std::time::Duration;
@@ -18,35 +18,25 @@ pub fn json(session: &Session) -> Value {
         object.insert("error".into(), row.error.clone().into());
         Value::Object(object)
     };
-    json!({
-        "seconds": session.elapsed().as_secs_f64(),
+    let mut document = json!({
         "dry_run": session.job().options.dry_run,
         "max_zero": session.job().options.max_zero,
+        BUDGET.key(): session.job().options.cpu,
         "processes": session.rows().iter().map(process).collect::<Vec<_>>(),
         "totals": counts(&session.total()),
-    })
+    });
+    if let Some(members) = document.as_object_mut() {
+        members.extend(object(session.overview().figures()));
+    }
+    document
 }
 
 fn counts(tally: &Tally) -> Map<String, Value> {
     let left: Map<String, Value> =
         Left::NAMES.iter().zip(tally.left.counts()).map(|(name, count)| (name.to_string(), count.into())).collect();
-    let numbers = [
-        ("huge_pages", tally.huge_pages),
-        ("looked_at", tally.looked_at),
-        ("used", tally.used),
-        ("under_used", tally.under_used),
-        ("split", tally.split),
-        ("could_go_bytes", tally.could_go_bytes),
-        ("gone_bytes", tally.gone_bytes),
-        ("read_bytes", tally.read_bytes),
-        ("read_of_used_bytes", tally.read_of_used_bytes),
-        ("cpu_ns", tally.cpu_ns),
-        ("split_ns", tally.split_ns),
-    ];
-    let mut object: Map<String, Value> =
-        numbers.into_iter().map(|(name, number)| (name.to_owned(), number.into())).collect();
-    object.insert("left".into(), Value::Object(left));
-    object
+    let mut counts = object(tally.figures());
+    counts.insert("left".into(), Value::Object(left));
+    counts
 }
 
 /// The table of a session as it is now.
@@ -119,8 +109,9 @@ mod tests {
 
     #[test]
     fn the_object_has_every_count() {
-        let object = counts(&Tally { gone_bytes: 7, ..Tally::default() });
+        let object = counts(&Tally { gone_bytes: 7, cpu_ns: 2_500_000_000, ..Tally::default() });
         assert_eq!((object["gone_bytes"].as_u64(), object["left"].as_object().unwrap().len()), (Some(7), 9));
+        assert_eq!(object["cpu_seconds"].as_f64(), Some(2.5));
     }
 
     #[test]

@@ -1,9 +1,20 @@
 //! A control group that is held at its limit: what [`held`](super::held) decides, done with [`sys::memcg`](crate::sys::memcg).
 
 use super::held::{Numbers, Standing, high_below, next_high, standing};
+use crate::stats::figures;
 use crate::sys::Errno;
 use crate::sys::memcg::{Group, Hold, HoldError, Reclaimable, Version};
 use std::time::Duration;
+
+figures! {
+    /// What came of holding a control group.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+    pub struct Holds: Trim, "pagecrew_trim_", [], none {
+        holding: u64, Gauge Count, "1 while a control group is held at its limit, 0 while it is left to the kernel.";
+        held: u64, Counter Count, "Times that tasks of the group were found waiting at its limit.";
+        let_go: u64, Counter Count, "Times that the group was left to the kernel because nothing could be given back.";
+    }
+}
 
 /// A group whose tasks wait at its limit, until memory of it was given back or it is let go. Dropping it undoes what it has done.
 #[derive(Debug)]
