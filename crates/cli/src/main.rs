@@ -5,6 +5,7 @@ mod doctor;
 mod failure;
 mod figures;
 mod inspect;
+mod metrics;
 mod output;
 mod pool;
 mod preload;

@@ -1,6 +1,7 @@
 //! The settings of a pool: from the machine's file, and from the command line, which goes before it.
 
 use crate::failure::Failure;
+use crate::metrics::Address;
 use crate::settings::{self, Setting};
 use crate::values::{parse_group, parse_percent, parse_user};
 use pagecrew::pool::{Backing, Options, Quotas, Sizes};
@@ -32,9 +33,10 @@ pub struct Config {
     pub socket_mode: Option<u32>,
     pub socket_group: Option<u32>,
     pub quotas: Quotas,
+    pub metrics: Option<Address>,
 }
 
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "size",
     "nodes",
     "backing",
@@ -49,6 +51,7 @@ const KEYS: [&str; 14] = [
     "socket-mode",
     "socket-group",
     "quota",
+    "metrics",
 ];
 
 impl Config {
@@ -98,6 +101,7 @@ impl Config {
                 }
             }
             "quota" => setting.parse(|size| self.set_quota(None, size))?,
+            "metrics" => self.metrics = Some(setting.parse(Address::parse)?),
             _ => return Err(setting.unknown(&KEYS)),
         }
         Ok(())
@@ -138,6 +142,7 @@ impl Config {
             socket_mode: self.socket_mode.or(base.socket_mode),
             socket_group: self.socket_group.or(base.socket_group),
             quotas,
+            metrics: self.metrics.or(base.metrics),
         }
     }
 
@@ -254,8 +259,11 @@ mod tests {
             socket-mode = "0660"
             socket-group = "root"
             quota = { default = "8G", root = "32G", 4711 = "1M" }
+            metrics = 9750
         "#;
-        let options = Config::parse(text).unwrap().options(vec!["x".into()]).unwrap();
+        let config = Config::parse(text).unwrap();
+        assert_eq!(config.metrics, Some(Address::parse("127.0.0.1:9750").unwrap()));
+        let options = config.options(vec!["x".into()]).unwrap();
         let expected = Options {
             directory: "/srv/pool".into(),
             socket: "/srv/socket".into(),
@@ -335,6 +343,8 @@ mod tests {
             ("quota = { default = \"x\" }", "quota.default", "'x' is not a size"),
             ("quota = { nobody-of-that-name = \"1G\" }", "quota.nobody-of-that-name", "no user"),
             ("quota = \"x\"", "quota", "'x' is not a size"),
+            ("metrics = \"0.0.0.0:9750\"", "metrics", "other machines"),
+            ("metrics = []", "metrics", "array"),
             ("sise = \"8G\"", "sise", "there are size, nodes"),
         ] {
             let error = Config::parse(&format!("# a pool\n\n{line}\n")).unwrap_err();

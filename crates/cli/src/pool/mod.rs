@@ -3,6 +3,7 @@
 mod cloud_hypervisor;
 mod config;
 mod exec;
+mod metrics;
 mod notify;
 mod progress;
 mod qemu;

@@ -180,7 +180,8 @@ fn files(files: &[Waiting]) -> String {
     groups.iter().map(show).collect::<Vec<_>>().join(", ")
 }
 
-fn name(user: u32) -> String {
+/// The name of a user, or the number where there is no name.
+pub fn name(user: u32) -> String {
     match User::from_uid(Uid::from_raw(user)) {
         Ok(Some(user)) => printable(&user.name),
         Ok(None) | Err(_) => user.to_string(),

@@ -103,7 +103,8 @@ pub fn write_json(mut file: std::fs::File, name: &OsStr, outcome: &Outcome) -> s
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagecrew::stats::{Counters, ZoneBytes};
+    use crate::metrics::check::assert_registered;
+    use pagecrew::stats::{Counters, Part, ZoneBytes};
     use serde_json::json;
 
     fn outcome(snapshot: Option<Snapshot>) -> Outcome {
@@ -138,6 +139,15 @@ mod tests {
     fn without_large_memory_it_says_so() {
         assert!(text("x".as_ref(), &outcome(None)).contains("none used"));
         assert_eq!(document("x".as_ref(), &outcome(None))["counters"], Value::Null);
+    }
+
+    #[test]
+    fn the_document_is_what_is_registered() {
+        let mut document = document("x".as_ref(), &outcome(Some(snapshot())));
+        // What only `pagecrew stats` says, on machines with several nodes.
+        document["nodes"] = json!([{ "resident_bytes": 0 }]);
+        document["elsewhere_bytes"] = 0.into();
+        assert_registered(Part::Run, &document, &["pid", "exit_status"]);
     }
 
     #[test]

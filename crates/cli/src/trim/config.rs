@@ -1,6 +1,7 @@
 //! The settings of a machine, in a file.
 
 use crate::failure::Failure;
+use crate::metrics::Address;
 use crate::settings::{self, Setting};
 use std::path::Path;
 
@@ -18,9 +19,11 @@ pub struct Config {
     pub exclude: Vec<String>,
     /// Names of processes to leave alone.
     pub never: Vec<String>,
+    /// Where a watch serves its metrics.
+    pub metrics: Option<Address>,
 }
 
-const KEYS: [&str; 6] = ["max-zero", "cpu", "read", "interval", "exclude", "never"];
+const KEYS: [&str; 7] = ["max-zero", "cpu", "read", "interval", "exclude", "never", "metrics"];
 
 impl Config {
     /// Reads `file`, or the machine's if there is one.
@@ -40,6 +43,7 @@ impl Config {
                 "interval" => config.interval = Some(setting.text()?),
                 "exclude" => config.exclude = texts(setting)?,
                 "never" => config.never = texts(setting)?,
+                "metrics" => config.metrics = Some(setting.parse(Address::parse)?),
                 _ => return Err(setting.unknown(&KEYS)),
             }
         }
@@ -53,8 +57,9 @@ mod tests {
 
     #[test]
     fn a_file_with_everything() {
-        let text = "max-zero = 450\ncpu = 2\nread = \"64M\"\ninterval = 30\nexclude = [\"heap\"]\nnever = [\"qemu\"]\n";
+        let text = "max-zero = 450\ncpu = 2\nread = \"64M\"\ninterval = 30\nexclude = [\"heap\"]\nnever = [\"qemu\"]\nmetrics = 9750\n";
         let config = Config::parse(text).unwrap();
+        assert_eq!(config.metrics, Some(Address::parse("9750").unwrap()));
         let texts = [config.cpu, config.read, config.interval].map(Option::unwrap);
         assert_eq!((config.max_zero, texts), (Some(450), ["2", "64M", "30"].map(str::to_owned)));
         assert_eq!((config.exclude, config.never), (vec!["heap".to_owned()], vec!["qemu".to_owned()]));

@@ -7,7 +7,7 @@ use crate::output::note;
 use crate::signals::SignalSet;
 use pagecrew::sys::clock::{now_ns, thread_cpu_ns};
 use pagecrew::sys::memcg::HoldError;
-use pagecrew::trim::{Backoff, Holder, Kernel, Standing, Turn};
+use pagecrew::trim::{Backoff, Holder, Holds, Kernel, Standing, Turn};
 use std::time::Duration;
 
 /// Between two looks at a group, and while it was near its limit lately: cgroup v2 doesn't signal that.
@@ -43,6 +43,8 @@ pub struct Waiter {
     rest_ns: u64,
     /// Whether holding changes the group; somebody may take that over.
     may_change: bool,
+    /// How often it has come to what.
+    holds: Holds,
 }
 
 impl Waiter {
@@ -73,7 +75,14 @@ impl Waiter {
             alert_ns: 0,
             looked_ns: 0,
             rest_ns: 0,
+            holds: Holds::default(),
         })
+    }
+
+    /// What came of holding the group so far.
+    pub fn holds(&self) -> Holds {
+        let holding = self.holder.as_ref().is_some_and(Holder::holding);
+        Holds { holding: holding.into(), ..self.holds }
     }
 
     /// Waits for `pause`, or until one of `signals` has come: returns whether it has.
@@ -154,6 +163,7 @@ impl Waiter {
     /// Tasks of the group wait until memory of it is free: gives back what there is, and where there is nothing, leaves it to the kernel.
     fn relieve(&mut self, session: &mut Session) {
         let Some(holder) = &mut self.holder else { return };
+        self.holds.held += 1;
         let mut cpu_ns = 0;
         for attempt in 0..IN_VAIN {
             let spent = squeeze(session);
@@ -172,6 +182,7 @@ impl Waiter {
         if self.held.in_vain(paid(cpu_ns, ATTEMPTS, session), now_ns()) {
             note("the group is at its memory limit and there is nothing to give back: left to the kernel");
         }
+        self.holds.let_go += 1;
         let _ = holder.let_go();
     }
 }

@@ -2,6 +2,7 @@
 
 mod config;
 mod hold;
+mod metrics;
 mod pass;
 mod select;
 mod session;
@@ -9,6 +10,7 @@ mod show;
 mod watch;
 
 use crate::failure::Failure;
+use crate::metrics::Address;
 use crate::values::parse_percent;
 use config::Config;
 use pagecrew::trim::{Exclusion, Options, support};
@@ -79,6 +81,10 @@ pub struct Arguments {
     /// With --watch and --cgroup: let the kernel kill at the group's limit as it would without
     #[arg(long, requires = "watch", requires = "cgroup")]
     no_hold: bool,
+    /// With --watch: serve metrics (OpenMetrics, GET /metrics) at a port of this machine, PORT, 127.0.0.1:PORT or [::1]:PORT, or at the
+    /// path of a socket
+    #[arg(long, value_name = "ADDRESS", requires = "watch")]
+    metrics: Option<String>,
     /// Settings to begin with [default: /etc/pagecrew/trim.toml, if it is there]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -92,6 +98,8 @@ struct Job {
     selection: Selection,
     options: Options,
     json: bool,
+    /// Where metrics are served, with `--watch`.
+    metrics: Option<Address>,
 }
 
 /// `pagecrew trim`.
@@ -128,6 +136,7 @@ fn job(arguments: Arguments, config: Config) -> Result<Job, Failure> {
     });
     let exclude: Result<Vec<_>, _> =
         arguments.exclude.iter().chain(&config.exclude).map(|text| Exclusion::parse(text)).collect();
+    let metrics = arguments.metrics.map(|text| Address::parse(&text).map_err(usage("--metrics"))).transpose()?;
     let defaults = Options::default();
     let options = Options {
         max_zero,
@@ -140,7 +149,7 @@ fn job(arguments: Arguments, config: Config) -> Result<Job, Failure> {
     };
     let never = [arguments.never, config.never].concat();
     let selection = Selection::new(arguments.pid, arguments.cgroup, arguments.user, arguments.all, never)?;
-    Ok(Job { selection, options, json: arguments.json })
+    Ok(Job { selection, options, json: arguments.json, metrics: metrics.or(config.metrics) })
 }
 
 /// Each process takes two descriptors, and there may be ten thousand: as many as this process may have at all.
@@ -196,6 +205,8 @@ mod tests {
             (&["--all", "--interval", "1s"], "--watch"),
             (&["--all", "--watch", "--interval", "1ms"], "100 ms"),
             (&["--all", "--watch", "--no-hold"], "--cgroup"),
+            (&["--all", "--metrics", "9750"], "--watch"),
+            (&["--all", "--watch", "--metrics", "0.0.0.0:9750"], "--metrics: '0.0.0.0:9750'"),
             (&["--all", "--exclude", ""], "START-END"),
             (&["--user", "no such user"], "no such user"),
             (&["--cgroup", "/no/such/group"], "/no/such/group"),

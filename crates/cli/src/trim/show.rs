@@ -3,13 +3,17 @@
 use super::session::{Row, Session};
 use crate::figures::{object, seconds};
 use crate::output::{printable, render, table};
-use pagecrew::trim::{BUDGET, Left, Tally};
+use pagecrew::trim::{BUDGET, Left, Options, Overview, Tally};
 use pagecrew::units::Bytes;
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
 /// The JSON object of a session as it is now.
 pub fn json(session: &Session) -> Value {
+    document(&session.rows(), &session.total(), session.overview(), &session.job().options)
+}
+
+fn document(rows: &[Row], total: &Tally, overview: Overview, options: &Options) -> Value {
     let process = |row: &Row| {
         let mut object = counts(&row.tally);
         object.insert("pid".into(), row.pid.into());
@@ -19,14 +23,14 @@ pub fn json(session: &Session) -> Value {
         Value::Object(object)
     };
     let mut document = json!({
-        "dry_run": session.job().options.dry_run,
-        "max_zero": session.job().options.max_zero,
-        BUDGET.key(): session.job().options.cpu,
-        "processes": session.rows().iter().map(process).collect::<Vec<_>>(),
-        "totals": counts(&session.total()),
+        "dry_run": options.dry_run,
+        "max_zero": options.max_zero,
+        BUDGET.key(): options.cpu,
+        "processes": rows.iter().map(process).collect::<Vec<_>>(),
+        "totals": counts(total),
     });
     if let Some(members) = document.as_object_mut() {
-        members.extend(object(session.overview().figures()));
+        members.extend(object(overview.figures()));
     }
     document
 }
@@ -98,6 +102,8 @@ fn remarks(row: &Row) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::check::assert_registered;
+    use pagecrew::stats::Part;
 
     #[test]
     fn remarks_name_the_reasons() {
@@ -112,6 +118,25 @@ mod tests {
         let object = counts(&Tally { gone_bytes: 7, cpu_ns: 2_500_000_000, ..Tally::default() });
         assert_eq!((object["gone_bytes"].as_u64(), object["left"].as_object().unwrap().len()), (Some(7), 9));
         assert_eq!(object["cpu_seconds"].as_f64(), Some(2.5));
+    }
+
+    #[test]
+    fn the_document_is_what_is_registered() {
+        let tally = Tally::default();
+        let row = Row { pid: 1, name: "x".into(), tally, ended: false, error: None };
+        let mut document =
+            document(&[row], &tally, Overview::default(), &Options { cpu: Some(0.01), ..Options::default() });
+        // A process has what the totals have.
+        let mut process = document["processes"][0].take();
+        let members = process.as_object_mut().unwrap();
+        let own: Vec<bool> = ["pid", "name", "ended", "error"].map(|key| members.remove(key).is_some()).into();
+        assert_eq!(own, [true; 4]);
+        assert_eq!(process, document["totals"]);
+        // The reasons are told apart by a label.
+        let left = document["totals"]["left"].as_object_mut().unwrap();
+        assert!(left.keys().all(|reason| Left::NAMES.contains(&reason.as_str())) && left.len() == 9);
+        *left = [("REASON".to_owned(), 0.into())].into_iter().collect();
+        assert_registered(Part::Trim, &document, &["max_zero"]);
     }
 
     #[test]

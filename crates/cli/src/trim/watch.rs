@@ -1,6 +1,7 @@
 //! Trimming for as long as it is wanted.
 
 use super::hold::Waiter;
+use super::metrics::Board;
 use super::session::Session;
 use super::{Job, show};
 use crate::failure::Failure;
@@ -32,6 +33,7 @@ pub fn run(job: Job, hold: bool) -> Result<ExitCode, Failure> {
     let mut next_refresh = refresh(&mut session)?;
     session.check()?;
     let mut waiter = Waiter::new(session.job(), hold)?;
+    let mut board = Board::new(&session)?;
     let mut next_report = now_ns() + interval.as_nanos() as u64;
     let mut gone_before = 0;
     loop {
@@ -46,6 +48,9 @@ pub fn run(job: Job, hold: bool) -> Result<ExitCode, Failure> {
             }
         }
         let left = Duration::from_nanos(next_refresh.min(next_report).saturating_sub(now_ns()));
+        if let Some(board) = &mut board {
+            board.renew(&mut session, &waiter, pause.min(left));
+        }
         let told_to_end = waiter.wait(pause.min(left), &mut session, &signals);
         let now = now_ns();
         if now >= next_refresh {
