@@ -2,9 +2,11 @@
 
 mod common;
 
-use common::{directory, err, fails, out, pagecrew};
+use common::{directory, err, fails, metrics_port, out, pagecrew, scrape};
+use std::io::Write;
+use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -287,4 +289,84 @@ fn without_a_server_or_rights_one_is_told_what_to_do() {
     command.stdin(Stdio::null());
     fails(command, 1, &["standard input"]);
     assert!(!out(&pagecrew(&["--help"]).output().unwrap()).contains("pool-fill"));
+}
+
+#[test]
+fn metrics_are_scraped_at_a_port() {
+    let arguments = ["--size", "16M", "--quota", "root=64M", "--metrics", "0"];
+    let Some(mut served) = Served::start("metrics-port", &arguments) else { return };
+    served.wait_for("ready_bytes", 16 * MIB);
+    let output = served.client(&["take", "--size", "4M"]).output().unwrap();
+    assert!(output.status.success(), "{}", err(&output));
+    served.wait_for("ready_bytes", 16 * MIB);
+    served.wait_until(|served| served.log().contains("metrics at "));
+    let port = metrics_port(&served.log());
+    let text = scrape(TcpStream::connect(port).unwrap());
+    // The same figures as those of the status.
+    let status = served.status();
+    let line = |name: &str, expected: &serde_json::Value| {
+        let name = format!("pagecrew_pool_{name} ");
+        let value = text.lines().find_map(|line| line.strip_prefix(&name)?.parse::<f64>().ok());
+        assert!(value.is_some() && value == expected.as_f64(), "{name}is {value:?}, not {expected}");
+    };
+    for name in ["size_bytes", "ready_bytes", "filling_bytes", "taken_bytes", "limit_bytes", "floor_bytes"] {
+        line(name, &status[name]);
+    }
+    for name in ["takes", "handed_out_bytes", "handed_out_ready_bytes", "refused", "filled_bytes", "cpu_seconds"] {
+        line(&format!("{name}_total"), &status["counters"][name]);
+    }
+    for node in status["nodes"].as_array().unwrap() {
+        line(&format!("node_ready_bytes{{node=\"{}\"}}", node["node"]), &node["ready_bytes"]);
+    }
+    line("user_taken_bytes{user=\"root\"}", &(4 * MIB).into());
+    line("user_quota_bytes{user=\"root\"}", &(64 * MIB).into());
+    line("budget_cpu_ratio", &status["budget_cpu_ratio"]);
+
+    // Those who are no scrapers: silent, endless, mad, or not reading.
+    let silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(port).unwrap()).collect();
+    let _ = TcpStream::connect(port).unwrap().write_all(&[b'G'; 1 << 20]);
+    TcpStream::connect(port).unwrap().write_all(b"\0\xff\r\n\r\n").unwrap();
+    let deaf: Vec<TcpStream> = (0..10).map(|_| TcpStream::connect(port).unwrap()).collect();
+    for mut one in &deaf {
+        one.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    }
+    for _ in 0..10 {
+        let begin = Instant::now();
+        let output = served.client(&["take", "--size", "2M"]).output().unwrap();
+        assert!(output.status.success(), "{}", err(&output));
+        assert!(scrape(TcpStream::connect(port).unwrap()).contains("pagecrew_pool_takes_total"));
+        assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+        assert!(served.client(&["release", out(&output).trim_end()]).output().unwrap().status.success());
+    }
+    drop((silent, deaf));
+    served.signal(libc::SIGTERM);
+    assert_eq!(served.process.wait().unwrap().code(), Some(0), "{}", served.log());
+    assert!(TcpStream::connect(port).is_err());
+}
+
+#[test]
+fn metrics_are_scraped_at_a_socket() {
+    let socket = directory().join("metrics.socket");
+    let file = directory().join("metrics.toml");
+    std::fs::write(&file, format!("size = \"2M\"\nmetrics = \"{}\"\n", socket.display())).unwrap();
+    let config = ["--config", file.to_str().unwrap()];
+    let Some(mut served) = Served::start("metrics-socket", &config) else { return };
+    served.wait_until(|served| served.log().contains("metrics at "));
+    assert_eq!(std::fs::metadata(&socket).unwrap().mode() & 0o777, 0o600);
+    let text = scrape(UnixStream::connect(&socket).unwrap());
+    assert!(text.contains("\npagecrew_pool_size_bytes 2097152\n"), "{text}");
+    // A second one there is refused before it has made anything; so is one for other machines.
+    let other = directory().join("metrics-other");
+    let place = ["serve", "--size", "2M", "--config", "/dev/null", "--directory", other.to_str().unwrap(), "--metrics"];
+    fails(pool(&[&place[..], &[socket.to_str().unwrap()]].concat()), 1, &["metrics.socket", "in use"]);
+    fails(pool(&[&place[..], &["0.0.0.0:9750"]].concat()), 2, &["--metrics", "other machines"]);
+    assert!(!other.exists());
+    // What is read again does not move it.
+    std::fs::write(&file, "size = \"4M\"\nmetrics = 0\n").unwrap();
+    served.signal(libc::SIGHUP);
+    served.wait_until(|served| served.log().contains("metrics can't change while it is served"));
+    scrape(UnixStream::connect(&socket).unwrap());
+    served.signal(libc::SIGTERM);
+    assert_eq!(served.process.wait().unwrap().code(), Some(0), "{}", served.log());
+    assert!(!socket.exists());
 }
