@@ -67,9 +67,10 @@ pagecrew trim --all --watch --metrics /run/pagecrew/trim.metrics  # a Unix socke
 curl --unix-socket /run/pagecrew/trim.metrics http://localhost/metrics
 ```
 
-`--metrics ADDRESS`, or `metrics` in the file of settings, is a path with a `/` in it, `PORT` or `127.0.0.1:PORT`, or `[::1]:PORT`. Only
-addresses of the machine itself are taken: put a proxy before it for others. Any user of the machine can read from a port;
-a socket has mode 0600, and stands where nobody else can change names. The format is OpenMetrics 1.0.0, which Prometheus reads:
+`--metrics ADDRESS`, or `metrics` in the file of settings, is a path with a `/` in it, `PORT`, `127.0.0.1:PORT` or `[::1]:PORT`. Other machines
+are not served: put a proxy before it for them. Every user of the machine can read from a port; a socket has mode 0600 and stands where nobody
+else can change names. A request has at most 8 KiB and a connection 5 seconds; of more than 16 connections at a time, the oldest ends.
+Scrapes within a tenth of a second get the same figures. The format is OpenMetrics 1.0.0, which Prometheus reads:
 
 ```yaml
 scrape_configs:
@@ -90,7 +91,8 @@ const PARTS: [(Part, &str, &str); 3] = [
         Part::Trim,
         "pagecrew trim",
         "JSON: `pagecrew trim --json`, where the objects in `processes[]` have the keys of `totals`. OpenMetrics: `pagecrew trim --watch`, the sums\n\
-         over all processes since it began, renewed each second while something is done. The first five REASONs in `left` are those of the last scan, which go up and down.",
+         over all processes since it began, renewed each second while something is done. The first five REASONs in `left` are those of the\n\
+         last scan, which go up and down; `left` in OpenMetrics has the reason as a label.",
     ),
     (
         Part::Run,
