@@ -261,15 +261,16 @@ pool_example() {
 pool_metrics() {
     local address=$1
     needs python3
-    pool_directory
-    if [ "$address" = socket ]; then address=$pool/metrics; fi
     serve --size 64M --cpu 100 --metrics "$address"
     wait_for_ready $((64 << 20))
-    [ "$address" != "$pool/metrics" ] || [ "$(stat --format %a "$address")" = 600 ] || fail "not for its owner alone: $(stat "$address")"
-    if [ "$address" != "$pool/metrics" ]; then address=$(sed -n 's|.*metrics at http://\(.*\)/metrics$|\1|p' "$work/server.log"); fi
+    case $address in
+    0) address=$(sed -n 's|.*metrics at http://\(.*\)/metrics$|\1|p' "$work/server.log") ;;
+    *) [ "$(stat --format %a "$address")" = 600 ] || fail "not for its owner alone: $(stat "$address")" ;;
+    esac
     python3 tests/real/scrapers.py "$pagecrew" "$server" "$address" || fail "status $?"
     nothing_taken
     stop_server
+    if [ -S "$address" ]; then fail "the socket is still there"; fi
 }
 
 # Another program grows: what waits goes back to the machine, and comes again when the other one has ended.
@@ -302,7 +303,7 @@ add pool/tenants 600 pool_tenants tmpfs "$(scaled 1000)" 16
 add pool/pressure 600 pool_pressure
 add pool/example 60 pool_example
 add pool/metrics 120 pool_metrics 0
-add pool/metrics/socket 120 pool_metrics socket
+add pool/metrics/socket 120 pool_metrics "/run/pagecrew-test-$$.metrics"
 add pool/kills 180 pool_kills tmpfs 40
 long=yes
 add pool/tenants/long 1200 pool_tenants tmpfs 10000 64
