@@ -91,7 +91,7 @@ const PARTS: [(Part, &str, &str); 3] = [
         Part::Trim,
         "pagecrew trim",
         "JSON: `pagecrew trim --json`, where the objects in `processes[]` have the keys of `totals`. OpenMetrics: `pagecrew trim --watch`, the sums\n\
-         over all processes since it began, renewed each second while something is done. The first five REASONs in `left` are those of the\n\
+         over all processes since it began, renewed each second. The first five REASONs in `left` are those of the\n\
          last scan, which go up and down; `left` in OpenMetrics has the reason as a label.",
     ),
     (

@@ -11,7 +11,7 @@ use pagecrew::trim::{BUDGET, Holds, Kernel, Overview, Tally};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How often the figures are renewed while there is something to do.
+/// How often the figures are renewed.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Where a watch writes down its figures, for those who serve them: the watch waits for nobody.
@@ -33,16 +33,16 @@ impl Board {
         Ok(Some(Board { samples, next_ns: 0, _service: service }))
     }
 
-    /// Renews the figures, if it is time to, or if nothing else will be done for `pause`, and that is long. That counts for the budget.
-    pub fn renew(&mut self, session: &mut Session, waiter: &Waiter, pause: Duration) {
+    /// Renews the figures if it is time to, which counts for the budget. Returns when it is time the next time.
+    pub fn renew(&mut self, session: &mut Session, waiter: &Waiter) -> u64 {
         let (now, begin_ns) = (now_ns(), thread_cpu_ns());
-        if now < self.next_ns && pause < INTERVAL {
-            return;
+        if now >= self.next_ns {
+            self.next_ns = now + INTERVAL.as_nanos() as u64;
+            let fresh = all(session.overview(), &session.total(), waiter.holds(), session.job().options.cpu);
+            *self.samples.lock().unwrap_or_else(PoisonError::into_inner) = fresh;
+            session.fleet.charge(thread_cpu_ns() - begin_ns, &Kernel);
         }
-        self.next_ns = now + INTERVAL.as_nanos() as u64;
-        let fresh = all(session.overview(), &session.total(), waiter.holds(), session.job().options.cpu);
-        *self.samples.lock().unwrap_or_else(PoisonError::into_inner) = fresh;
-        session.fleet.charge(thread_cpu_ns() - begin_ns, &Kernel);
+        self.next_ns
     }
 }
 

@@ -47,10 +47,8 @@ pub fn run(job: Job, hold: bool) -> Result<ExitCode, Failure> {
                 }
             }
         }
-        let left = Duration::from_nanos(next_refresh.min(next_report).saturating_sub(now_ns()));
-        if let Some(board) = &mut board {
-            board.renew(&mut session, &waiter, pause.min(left));
-        }
+        let next_renewal = board.as_mut().map_or(u64::MAX, |board| board.renew(&mut session, &waiter));
+        let left = Duration::from_nanos(next_refresh.min(next_report).min(next_renewal).saturating_sub(now_ns()));
         let told_to_end = waiter.wait(pause.min(left), &mut session, &signals);
         let now = now_ns();
         if now >= next_refresh {
