@@ -1,6 +1,5 @@
-//! The thread that answers scrapers. It alone waits for them, and what a client can take of it is bounded: the bytes of a request, the time
-//! of a connection, the connections at a time and those in a second. So whoever is slow, floods or sends nonsense holds up nobody but
-//! other scrapers, and those for no longer than a moment.
+//! The thread that answers scrapers. Nothing else waits for a client. Bounded are the bytes of a request, the time of a connection, the
+//! connections at a time, and those in a second. So a client that is slow, floods or sends nonsense delays at most other scrapers.
 
 use super::address::Address;
 use super::http::{self, HEAD_MOST, Verdict};
@@ -85,7 +84,7 @@ struct Connection {
     stage: Stage,
 }
 
-/// Everybody who is connected, the longest first.
+/// The connections, the oldest first.
 struct Scrapers<S> {
     listener: Listener,
     connections: Vec<Connection>,
@@ -122,7 +121,7 @@ impl<S: FnMut() -> Vec<Sample>> Scrapers<S> {
         }
     }
 
-    /// Waits, for `pause` at most. Returns whether `wake` can be read, whether somebody wants to connect, and which connections can go on.
+    /// Waits, for `pause` at most. Returns whether `wake` can be read, whether a connection can be accepted, and which connections can go on.
     fn wait(&self, wake: &OwnedFd, pause: Option<Duration>, accepting: bool) -> (bool, bool, Vec<usize>) {
         let mut waits = vec![PollFd::new(wake, PollFlags::IN)];
         waits.extend(self.connections.iter().map(|connection| match connection.stage {
@@ -146,7 +145,7 @@ impl<S: FnMut() -> Vec<Sample>> Scrapers<S> {
         (woken, listener.contains(&true), ready.collect())
     }
 
-    /// Takes in one who wants to connect. Returns whether there was room for him.
+    /// Accepts a connection. Returns false where there was no room for one.
     fn accept(&mut self) -> bool {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match rustix::net::accept_with(&self.listener.socket, flags) {
@@ -160,7 +159,7 @@ impl<S: FnMut() -> Vec<Sample>> Scrapers<S> {
                 self.connections.push(Connection { socket, until_ns, stage: Stage::Reading(Vec::new()) });
                 true
             }
-            // He has gone again.
+            // The client has gone again.
             Err(Errno::INTR | Errno::AGAIN | Errno::CONNABORTED) => true,
             Err(_) => false,
         }
