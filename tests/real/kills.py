@@ -340,8 +340,8 @@ class Trial:
         status = self.status()
         if status is None:
             raise Failure("the server does not answer")
-        said = {user["user"]: user["taken"] for user in status["users"]}
-        return names, said, self.used(), status["size"] + status["taken"]
+        said = {user["user"]: user["taken_bytes"] for user in status["users"]}
+        return names, said, self.used(), status["size_bytes"] + status["taken_bytes"]
 
     def books_are_right(self):
         names, said, used, most = self.books()
@@ -373,7 +373,7 @@ class Trial:
         def nothing_taken():
             # What the last client asked for before it was killed may only now be handed out.
             status = self.status()
-            return status["taken"] == 0 and self.used() <= status["size"] and not any("/taken/" in file for file in self.files())
+            return status["taken_bytes"] == 0 and self.used() <= status["size_bytes"] and not any("/taken/" in file for file in self.files())
 
         self.serve()
         wait_until(self.all_ended, 30, lambda: f"all consumers have ended; there are {names_of_descendants()}")

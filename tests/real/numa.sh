@@ -88,7 +88,7 @@ EOF
     [ "$of" -eq 0 ] || fail "$of bytes are elsewhere, and node $node has enough"
     python3 -c 'import json, sys
 document = json.load(open(sys.argv[1]))
-on = {entry["node"]: entry["bytes"] for entry in document["nodes"]}
+on = {entry["node"]: entry["resident_bytes"] for entry in document["nodes"]}
 print("while it runs:", on, "elsewhere", document["elsewhere_bytes"])
 sys.exit(not (on[int(sys.argv[2])] >= int(sys.argv[3]) and document["elsewhere_bytes"] == 0))' "$work/out" "$node" "$size" ||
         fail "the counters of the running process are wrong: $(cat "$work/out")"
@@ -124,7 +124,7 @@ numa_pool() {
     wait_for_ready $((size * ${#memory_nodes[@]}))
     "$pagecrew" pool status
     for node in "${memory_nodes[@]}"; do
-        [ "$(pool_status "[n['here'] for n in s['nodes'] if n['node'] == $node]")" = "[$size]" ] ||
+        [ "$(pool_status "[n['here_bytes'] for n in s['nodes'] if n['node'] == $node]")" = "[$size]" ] ||
             fail "not all of node $node is verified: $("$pagecrew" pool status --json)"
         path=$("$pagecrew" pool take --size 64M --node "$node") || fail "node $node: status $?"
         # Whoever maps it looks for himself.
@@ -155,9 +155,9 @@ with open(path, "r+b") as file:
     numactl --membind="$last" head -c "$ballast" /dev/zero >/dev/shm/pagecrew-ballast || skip "node $last can't be filled"
     "$pagecrew" pool resize --size 512M --node "$last"
     "$pagecrew" pool resize --size 96M --node "$first"
-    wait_for_pool "[n['ready'] for n in s['nodes'] if n['node'] == $first] == [100663296] and 'node $last has' in s['state']" 200
+    wait_for_pool "[n['ready_bytes'] for n in s['nodes'] if n['node'] == $first] == [100663296] and 'node $last has' in s['state']" 200
     "$pagecrew" pool status
-    [ "$(pool_status "sum(n['here'] for n in s['nodes']) == s['ready']")" = True ] ||
+    [ "$(pool_status "sum(n['here_bytes'] for n in s['nodes']) == s['ready_bytes']")" = True ] ||
         fail "something is not verified: $("$pagecrew" pool status --json)"
     # The filler was neither killed nor did it take from others for long.
     if grep "filler has ended" "$work/server.log"; then fail "the filler has ended"; fi

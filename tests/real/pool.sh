@@ -75,7 +75,7 @@ wait_for_pool() {
 wait_for_ready() {
     local begin=$SECONDS before waited idle
     before=$(idle_seconds)
-    until [ "$(pool_status "s['ready'] == $1")" = True ]; do
+    until [ "$(pool_status "s['ready_bytes'] == $1")" = True ]; do
         waited=$((SECONDS - begin)) idle=$(($(idle_seconds) - before))
         if [ "$waited" -ge 240 ] || { [ "$waited" -ge 60 ] && [ "$idle" -ge 15 ]; }; then
             fail "not $1 bytes ready after $waited s, in which $idle s of CPU were free; $("$pagecrew" pool status --json)"
@@ -86,10 +86,10 @@ wait_for_ready() {
 
 # All memory has come back: no file is left of it, and none without a name.
 nothing_taken() {
-    wait_for_pool "s['taken'] == 0" "${1:-10}"
+    wait_for_pool "s['taken_bytes'] == 0" "${1:-10}"
     [ -z "$(ls -A "$pool/mem/taken")" ] || fail "left: $(ls "$pool/mem/taken")"
     local end=$((SECONDS + 10)) blocks size
-    size=$(pool_status "s['size']")
+    size=$(pool_status "s['size_bytes']")
     until blocks=$(stat --file-system --format '(%b - %f) * %S' "$pool/mem") && [ "$((blocks))" -le "$size" ]; do
         if [ "$SECONDS" -ge "$end" ]; then fail "$((blocks)) bytes are in use, and $size are to be ready"; fi
         sleep 0.02
@@ -137,7 +137,7 @@ pool_guest() {
     guest ,share=on -overcommit mem-lock=on
     # And with the memory that a pool had not got ready.
     guest ,prealloc=on
-    [ "$(pool_status "s['counters']['bytes_ready_at_take'] >= 2 * (512 << 20)")" = True ] || fail "it was not ready: $(pool_status s)"
+    [ "$(pool_status "s['counters']['handed_out_ready_bytes'] >= 2 * (512 << 20)")" = True ] || fail "it was not ready: $(pool_status s)"
     grep -o 'Linux version [^ ]*' "$work/console"
     stop_server
 }
@@ -180,7 +180,7 @@ pool_heap() {
     path=$("$pagecrew" pool take --size 128M)
     said=$("$programs/heap" "$path" 1000 1) || fail "the heap is not its own"
     [ "$said" = "$((128 << 20)) $((128 << 20))" ] || fail "bytes, and those in huge pages: $said"
-    [ "$(pool_status "s['taken'] == 128 << 20")" = True ] || fail "gone while it was wanted"
+    [ "$(pool_status "s['taken_bytes'] == 128 << 20")" = True ] || fail "gone while it was wanted"
     "$pagecrew" pool release "$path" || fail "status $? of release"
     [ ! -e "$path" ] || fail "released, and there"
     nothing_taken 0
@@ -261,6 +261,23 @@ pool_example() {
     stop_server
 }
 
+# Scrapers, and those who only look like some: silent, endless, deaf, in their hundreds. Takers and honest scrapers notice nothing, and the
+# server has no more open and no more to do than it allows itself.
+pool_metrics() {
+    local address=$1
+    needs python3
+    serve --size 64M --cpu 100 --metrics "$address"
+    wait_for_ready $((64 << 20))
+    case $address in
+    0) address=$(sed -n 's|.*metrics at http://\(.*\)/metrics$|\1|p' "$work/server.log") ;;
+    *) [ "$(stat --format %a "$address")" = 600 ] || fail "not for its owner alone: $(stat "$address")" ;;
+    esac
+    python3 tests/real/scrapers.py "$pagecrew" "$server" "$address" || fail "status $?"
+    nothing_taken
+    stop_server
+    if [ -S "$address" ]; then fail "the socket is still there"; fi
+}
+
 # Another program grows: what waits goes back to the machine, and comes again when the other one has ended.
 pool_pressure() {
     local available other
@@ -271,7 +288,7 @@ pool_pressure() {
     wait_for_ready "512 << 20"
     python3 -c 'import time; memory = b"x" * (3 << 30); time.sleep(60)' &
     other=$!
-    wait_for_pool "s['ready'] == 0 and s['state'].startswith('waiting: free memory')" 30
+    wait_for_pool "s['ready_bytes'] == 0 and s['state'].startswith('waiting: free memory')" 30
     # What somebody needs now he gets all the same.
     "$pagecrew" pool exec --size 64M -- test -s '{path}' || fail "nothing could be taken"
     kill "$other"
@@ -290,6 +307,8 @@ add pool/filling 600 pool_filling
 add pool/tenants 600 pool_tenants tmpfs "$(scaled 1000)" 16
 add pool/pressure 600 pool_pressure
 add pool/example 60 pool_example
+add pool/metrics 120 pool_metrics 0
+add pool/metrics/socket 120 pool_metrics "/run/pagecrew-test-$$.metrics"
 add pool/kills 180 pool_kills tmpfs 40
 long=yes
 add pool/tenants/long 1200 pool_tenants tmpfs 10000 64

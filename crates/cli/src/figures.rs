@@ -1,8 +1,8 @@
 //! How counters and times are shown, to people and as JSON.
 
-use pagecrew::stats::{Counters, Snapshot, Unit, ZoneBytes};
+use pagecrew::stats::{Figure, Metric, Number, Snapshot, Unit};
 use pagecrew::units::Bytes;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::time::Duration;
 
 /// A time with three digits or so, whatever its size.
@@ -15,34 +15,27 @@ pub fn seconds(time: Duration) -> String {
     }
 }
 
-/// The counters of `snapshot` by name. Times end in `_ns` and sizes in `_bytes`.
-pub fn counters(snapshot: &Snapshot) -> Map<String, Value> {
-    Counters::DESCRIPTIONS
-        .iter()
-        .zip(snapshot.counters)
-        .map(|(about, value)| (about.name.into(), value.into()))
-        .collect()
-}
-
-/// The states of each zone of `snapshot`, in bytes.
-pub fn zones(snapshot: &Snapshot) -> Vec<Value> {
-    let zone = |zone: &ZoneBytes| {
-        json!({
-            "reserved": zone.reserved,
-            "in_use": zone.in_use,
-            "retained_dirty": zone.retained_dirty,
-            "retained_zeroed": zone.retained_zeroed,
-        })
+/// Figures as a JSON object, by their keys. What there is not is null.
+pub fn object(figures: impl Iterator<Item = Figure>) -> Map<String, Value> {
+    let value = |metric: &Metric, value: Option<u64>| match value.map(|value| metric.number(value)) {
+        None => Value::Null,
+        Some(Number::Whole(number)) => number.into(),
+        Some(Number::Real(number)) => number.into(),
     };
-    snapshot.zones.iter().map(zone).collect()
+    figures.map(|(metric, number)| (metric.key().to_owned(), value(metric, number))).collect()
 }
 
-/// A counter's value for people.
+/// The states of each zone of `snapshot`.
+pub fn zones(snapshot: &Snapshot) -> Vec<Value> {
+    snapshot.zones.iter().map(|zone| Value::Object(object(zone.figures()))).collect()
+}
+
+/// A number for people; times are in nanoseconds.
 pub fn value(unit: Unit, value: u64) -> String {
     match unit {
-        Unit::Count => value.to_string(),
+        Unit::Count | Unit::Ratio => value.to_string(),
         Unit::Bytes => Bytes(value).to_string(),
-        Unit::Nanoseconds => seconds(Duration::from_nanos(value)),
+        Unit::Seconds => seconds(Duration::from_nanos(value)),
     }
 }
 
@@ -63,6 +56,6 @@ mod tests {
     fn values_in_their_units() {
         assert_eq!(value(Unit::Count, 12), "12");
         assert_eq!(value(Unit::Bytes, 3 << 20), "3 MiB");
-        assert_eq!(value(Unit::Nanoseconds, 1_500_000_000), "1.50 s");
+        assert_eq!(value(Unit::Seconds, 1_500_000_000), "1.50 s");
     }
 }

@@ -5,6 +5,7 @@ mod doctor;
 mod failure;
 mod figures;
 mod inspect;
+mod metrics;
 mod notify;
 mod output;
 mod pool;

@@ -1,14 +1,14 @@
 //! `pagecrew stats`: the counters of running processes, from outside.
 
 use crate::failure::Failure;
-use crate::figures::{counters, value, zones};
+use crate::figures::{object, value, zones};
 use crate::output::{print, printable, render, table};
 use crate::published;
-use pagecrew::stats::{self, Counters, ReadError, Snapshot};
+use pagecrew::stats::{self, Elsewhere, NodeMemory, ReadError, Snapshot};
 use pagecrew::sys::numa_maps::{self, Spread};
 use pagecrew::sys::topology;
 use pagecrew::units::Bytes;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::path::Path;
@@ -78,8 +78,8 @@ fn one(pid: u32, snapshot: &Snapshot, arguments: &Arguments) -> String {
         return json_text(&document(pid, snapshot), arguments.watch);
     }
     let mut table = table(&["counter", "value", "meaning"]);
-    for (about, number) in Counters::DESCRIPTIONS.iter().zip(snapshot.counters) {
-        table.add_row([about.name, &value(about.unit, number), about.help]);
+    for (metric, number) in snapshot.figures() {
+        table.add_row([metric.key(), &value(metric.unit, number.unwrap_or(0)), metric.help]);
     }
     let mut text = format!("{} ({pid})\n\n{}", name(pid), render(&table));
     for (index, zone) in snapshot.zones.iter().enumerate() {
@@ -106,13 +106,23 @@ fn spread(pid: u32) -> Option<Spread> {
 
 fn document(pid: u32, snapshot: &Snapshot) -> Value {
     let mut document =
-        json!({ "pid": pid, "name": name(pid), "counters": counters(snapshot), "zones": zones(snapshot) });
-    if let Some(spread) = spread(pid) {
-        let nodes = spread.nodes.iter().map(|(node, bytes)| json!({ "node": node, "bytes": bytes }));
-        document["nodes"] = nodes.collect();
-        document["elsewhere_bytes"] = spread.elsewhere.into();
+        json!({ "pid": pid, "name": name(pid), "counters": object(snapshot.figures()), "zones": zones(snapshot) });
+    if let (Some(spread), Some(members)) = (spread(pid), document.as_object_mut()) {
+        members.extend(places(&spread));
     }
     document
+}
+
+/// The members of the document about where the memory lies.
+fn places(spread: &Spread) -> Map<String, Value> {
+    let node = |(node, bytes): (&usize, &u64)| {
+        let mut memory = object(NodeMemory { resident_bytes: *bytes }.figures());
+        memory.insert("node".into(), (*node).into());
+        Value::Object(memory)
+    };
+    let mut members = object(Elsewhere { elsewhere_bytes: spread.elsewhere }.figures());
+    members.insert("nodes".into(), spread.nodes.iter().map(node).collect());
+    members
 }
 
 fn all(directory: &Path, arguments: &Arguments) -> Result<String, Failure> {
@@ -178,6 +188,16 @@ mod tests {
         assert_eq!(document[0]["counters"]["reused_bytes"], 5 << 20);
         page.unshare();
         assert!(all(directory.path(), &arguments(false)).unwrap().starts_with("no process"));
+    }
+
+    #[test]
+    fn places_are_told_by_node() {
+        let spread = Spread { nodes: [(0, 5), (2, 7)].into(), elsewhere: 3 };
+        let expected = json!({
+            "nodes": [{ "node": 0, "resident_bytes": 5 }, { "node": 2, "resident_bytes": 7 }],
+            "elsewhere_bytes": 3,
+        });
+        assert_eq!(Value::Object(places(&spread)), expected);
     }
 
     #[test]

@@ -2,9 +2,11 @@
 
 mod common;
 
-use common::{directory, err, fails, out, pagecrew};
+use common::{directory, err, fails, metrics_port, out, pagecrew, scrape};
+use std::io::Write;
+use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -113,25 +115,25 @@ const MIB: u64 = 1 << 20;
 #[test]
 fn memory_is_taken_used_and_given_back() {
     let Some(mut served) = Served::start("take", &["--size", "32M", "--unused", "1s"]) else { return };
-    served.wait_for("ready", 32 * MIB);
+    served.wait_for("ready_bytes", 32 * MIB);
     let output = served.client(&["take", "--size", "8M"]).output().unwrap();
     let path = PathBuf::from(out(&output).trim_end());
     assert!(output.status.success() && err(&output).is_empty(), "{}", err(&output));
     let facts = std::fs::metadata(&path).unwrap();
     assert_eq!((facts.len(), facts.blocks() * 512, facts.mode() & 0o777), (8 * MIB, 8 * MIB, 0o600));
-    assert_eq!(served.status()["taken"].as_u64(), Some(8 * MIB));
+    assert_eq!(served.status()["taken_bytes"].as_u64(), Some(8 * MIB));
     let output = served.client(&["release", path.to_str().unwrap()]).output().unwrap();
     assert!(output.status.success() && !path.exists());
-    served.wait_for("taken", 0);
+    served.wait_for("taken_bytes", 0);
     let output = served.client(&["take", "--size", "4M", "--json"]).output().unwrap();
     let taken: serde_json::Value = serde_json::from_str(&out(&output)).unwrap();
-    assert_eq!((taken["size"].as_u64(), taken["backing"].as_str()), (Some(4 * MIB), Some("tmpfs")));
+    assert_eq!((taken["size_bytes"].as_u64(), taken["backing"].as_str()), (Some(4 * MIB), Some("tmpfs")));
     // Nobody opens it.
-    served.wait_for("taken", 0);
+    served.wait_for("taken_bytes", 0);
     assert!(!Path::new(taken["path"].as_str().unwrap()).exists());
-    served.wait_for("ready", 32 * MIB);
+    served.wait_for("ready_bytes", 32 * MIB);
     assert!(served.client(&["resize", "--size", "8M"]).output().unwrap().status.success());
-    served.wait_for("ready", 8 * MIB);
+    served.wait_for("ready_bytes", 8 * MIB);
     let table = out(&served.client(&["status"]).output().unwrap());
     assert!(table.contains("8 MiB") && table.contains("full"), "{table}");
     fails(served.client(&["release", path.to_str().unwrap()]), 1, &["not a file that is taken"]);
@@ -146,7 +148,7 @@ fn memory_is_taken_used_and_given_back() {
 #[test]
 fn a_command_has_the_memory_as_long_as_it_runs() {
     let Some(mut served) = Served::start("exec", &["--size", "16M"]) else { return };
-    served.wait_for("ready", 16 * MIB);
+    served.wait_for("ready_bytes", 16 * MIB);
     let exec = |script: &str| {
         let mut command =
             served.client(&["exec", "--size", "4M", "--", "sh", "-c", script, "name", "{path}", "{size}", "{fd}"]);
@@ -162,7 +164,7 @@ fn a_command_has_the_memory_as_long_as_it_runs() {
     let output =
         served.client(&["exec", "--size", "2M", "--as-is", "--", "ls", "-l", "/proc/self/fd"]).output().unwrap();
     assert!(output.status.success() && !out(&output).contains("/mem/"), "{}", out(&output));
-    assert_eq!(served.status()["taken"].as_u64(), Some(0));
+    assert_eq!(served.status()["taken_bytes"].as_u64(), Some(0));
 
     // Told to end, it tells the command, and the memory is back when it has ended.
     let mut command = served.client(&["exec", "--size", "4M", "--", "sleep", "100", "{path}"]);
@@ -170,14 +172,14 @@ fn a_command_has_the_memory_as_long_as_it_runs() {
     child.wait().unwrap();
     let mut child =
         served.client(&["exec", "--size", "4M", "--", "sh", "-c", "sleep 100 < $0", "{path}"]).spawn().unwrap();
-    served.wait_for("taken", 4 * MIB);
+    served.wait_for("taken_bytes", 4 * MIB);
     // SAFETY: no pointers; the process is this test's child.
     unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
     child.wait().unwrap();
     served.wait_until(|served| {
         // The shell is gone, and what it has started has the file until it is, too.
         let _ = Command::new("pkill").args(["-f", "^sleep 100$"]).status();
-        served.status()["taken"].as_u64() == Some(0)
+        served.status()["taken_bytes"].as_u64() == Some(0)
     });
     // Killed, it leaves the command alone, which keeps what it has.
     let script = "echo $$; exec sleep 50 < $0";
@@ -193,14 +195,14 @@ fn a_command_has_the_memory_as_long_as_it_runs() {
     child.kill().unwrap();
     child.wait().unwrap();
     std::thread::sleep(Duration::from_millis(600));
-    assert_eq!(served.status()["taken"].as_u64(), Some(4 * MIB));
+    assert_eq!(served.status()["taken_bytes"].as_u64(), Some(4 * MIB));
     // SAFETY: no pointers; the process was started by this test's child a moment ago, and is still there.
     unsafe { libc::kill(pid, libc::SIGKILL) };
-    served.wait_for("taken", 0);
+    served.wait_for("taken_bytes", 0);
 
     fails(served.client(&["exec", "--size", "2M", "--", "true"]), 2, &["{path}"]);
     fails(served.client(&["exec", "--size", "2M", "--", "no-such-program", "{path}"]), 2, &["no-such-program"]);
-    assert_eq!(served.status()["taken"].as_u64(), Some(0));
+    assert_eq!(served.status()["taken_bytes"].as_u64(), Some(0));
 }
 
 #[test]
@@ -224,16 +226,16 @@ fn a_supervisor_is_told_and_the_settings_are_read_again() {
         }
     };
     told("READY=1");
-    served.wait_for("ready", 8 * MIB);
+    served.wait_for("ready_bytes", 8 * MIB);
     std::fs::write(&file, "[pool]\nsize = \"24M\"\n").unwrap();
     served.signal(libc::SIGHUP);
     told("RELOADING=1");
-    served.wait_for("ready", 24 * MIB);
+    served.wait_for("ready_bytes", 24 * MIB);
     // An error in it changes nothing.
     std::fs::write(&file, "[pool]\nsize = \"24M\"\nfloor = \"12Q\"\n").unwrap();
     served.signal(libc::SIGHUP);
     served.wait_until(|served| served.log().contains("line 3") && served.log().contains("12Q"));
-    assert_eq!(served.status()["ready"].as_u64(), Some(24 * MIB));
+    assert_eq!(served.status()["ready_bytes"].as_u64(), Some(24 * MIB));
     served.signal(libc::SIGINT);
     told("STOPPING=1");
     assert_eq!(served.process.wait().unwrap().code(), Some(0));
@@ -254,7 +256,7 @@ fn enough_can_be_waited_for() {
         std::iter::from_fn(|| supervisor.recv(&mut room).ok().map(|len| room[..len].to_vec()))
             .any(|told| String::from_utf8_lossy(&told).contains("READY=1"))
     });
-    assert!(served.status()["ready"].as_u64().unwrap() >= 48 * MIB);
+    assert!(served.status()["ready_bytes"].as_u64().unwrap() >= 48 * MIB);
     let run = |arguments: &[&str]| served.client(&[&["wait"], arguments].concat()).output().unwrap();
     assert!(run(&["--size", "64M"]).status.success());
     assert!(run(&["--size", "2M", "--node", "0", "--timeout", "0"]).status.success());
@@ -323,4 +325,84 @@ fn without_a_server_or_rights_one_is_told_what_to_do() {
     command.stdin(Stdio::null());
     fails(command, 1, &["standard input"]);
     assert!(!out(&pagecrew(&["--help"]).output().unwrap()).contains("pool-fill"));
+}
+
+#[test]
+fn metrics_are_scraped_at_a_port() {
+    let arguments = ["--size", "16M", "--quota", "root=64M", "--metrics", "0"];
+    let Some(mut served) = Served::start("metrics-port", &arguments) else { return };
+    served.wait_for("ready_bytes", 16 * MIB);
+    let output = served.client(&["take", "--size", "4M"]).output().unwrap();
+    assert!(output.status.success(), "{}", err(&output));
+    served.wait_for("ready_bytes", 16 * MIB);
+    served.wait_until(|served| served.log().contains("metrics at "));
+    let port = metrics_port(&served.log());
+    let text = scrape(TcpStream::connect(port).unwrap());
+    // The same figures as those of the status.
+    let status = served.status();
+    let line = |name: &str, expected: &serde_json::Value| {
+        let name = format!("pagecrew_pool_{name} ");
+        let value = text.lines().find_map(|line| line.strip_prefix(&name)?.parse::<f64>().ok());
+        assert!(value.is_some() && value == expected.as_f64(), "{name}is {value:?}, not {expected}");
+    };
+    for name in ["size_bytes", "ready_bytes", "filling_bytes", "taken_bytes", "limit_bytes", "floor_bytes"] {
+        line(name, &status[name]);
+    }
+    for name in ["takes", "handed_out_bytes", "handed_out_ready_bytes", "refused", "filled_bytes", "cpu_seconds"] {
+        line(&format!("{name}_total"), &status["counters"][name]);
+    }
+    for node in status["nodes"].as_array().unwrap() {
+        line(&format!("node_ready_bytes{{node=\"{}\"}}", node["node"]), &node["ready_bytes"]);
+    }
+    line("user_taken_bytes{user=\"root\"}", &(4 * MIB).into());
+    line("user_quota_bytes{user=\"root\"}", &(64 * MIB).into());
+    line("budget_cpu_ratio", &status["budget_cpu_ratio"]);
+
+    // Those who are no scrapers: silent, endless, mad, or not reading.
+    let silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(port).unwrap()).collect();
+    let _ = TcpStream::connect(port).unwrap().write_all(&[b'G'; 1 << 20]);
+    TcpStream::connect(port).unwrap().write_all(b"\0\xff\r\n\r\n").unwrap();
+    let deaf: Vec<TcpStream> = (0..10).map(|_| TcpStream::connect(port).unwrap()).collect();
+    for mut one in &deaf {
+        one.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    }
+    for _ in 0..10 {
+        let begin = Instant::now();
+        let output = served.client(&["take", "--size", "2M"]).output().unwrap();
+        assert!(output.status.success(), "{}", err(&output));
+        assert!(scrape(TcpStream::connect(port).unwrap()).contains("pagecrew_pool_takes_total"));
+        assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+        assert!(served.client(&["release", out(&output).trim_end()]).output().unwrap().status.success());
+    }
+    drop((silent, deaf));
+    served.signal(libc::SIGTERM);
+    assert_eq!(served.process.wait().unwrap().code(), Some(0), "{}", served.log());
+    assert!(TcpStream::connect(port).is_err());
+}
+
+#[test]
+fn metrics_are_scraped_at_a_socket() {
+    let socket = directory().join("metrics.socket");
+    let file = directory().join("metrics.toml");
+    std::fs::write(&file, format!("size = \"2M\"\nmetrics = \"{}\"\n", socket.display())).unwrap();
+    let config = ["--config", file.to_str().unwrap()];
+    let Some(mut served) = Served::start("metrics-socket", &config) else { return };
+    served.wait_until(|served| served.log().contains("metrics at "));
+    assert_eq!(std::fs::metadata(&socket).unwrap().mode() & 0o777, 0o600);
+    let text = scrape(UnixStream::connect(&socket).unwrap());
+    assert!(text.contains("\npagecrew_pool_size_bytes 2097152\n"), "{text}");
+    // A second one there is refused before it has made anything; so is one for other machines.
+    let other = directory().join("metrics-other");
+    let place = ["serve", "--size", "2M", "--config", "/dev/null", "--directory", other.to_str().unwrap(), "--metrics"];
+    fails(pool(&[&place[..], &[socket.to_str().unwrap()]].concat()), 1, &["metrics.socket", "in use"]);
+    fails(pool(&[&place[..], &["0.0.0.0:9750"]].concat()), 2, &["--metrics", "other machines"]);
+    assert!(!other.exists());
+    // What is read again does not move it.
+    std::fs::write(&file, "size = \"4M\"\nmetrics = 0\n").unwrap();
+    served.signal(libc::SIGHUP);
+    served.wait_until(|served| served.log().contains("metrics can't change while it is served"));
+    scrape(UnixStream::connect(&socket).unwrap());
+    served.signal(libc::SIGTERM);
+    assert_eq!(served.process.wait().unwrap().code(), Some(0), "{}", served.log());
+    assert!(!socket.exists());
 }

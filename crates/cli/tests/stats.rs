@@ -51,7 +51,7 @@ fn the_summary_has_the_counters_that_were_left_behind_and_removes_them() {
     assert!(output.status.success() && text.contains("reused") && text.contains("3 GiB"), "{text}");
     let document: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     assert_eq!(document["counters"]["frees"], 42);
-    assert_eq!(document["zones"][0]["in_use"], 5 << 20);
+    assert_eq!(document["zones"][0]["in_use_bytes"], 5 << 20);
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
 }
 
@@ -68,7 +68,7 @@ fn a_running_process_is_read_from_outside() {
         (output.status.code(), out(&output))
     };
     let counts = |text: &str| {
-        serde_json::from_str::<Value>(text).is_ok_and(|document| document["zones"][0]["in_use"] == 5 << 20)
+        serde_json::from_str::<Value>(text).is_ok_and(|document| document["zones"][0]["in_use_bytes"] == 5 << 20)
     };
     let begin = std::time::Instant::now();
     while !counts(&stats(&[&pid, "--json"]).1) {

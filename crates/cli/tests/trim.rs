@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{compile, directory, err, fails, out, pagecrew};
+use common::{compile, directory, err, fails, metrics_port, out, pagecrew, scrape};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -304,6 +304,47 @@ fn a_watch_reads_its_settings_again() {
     assert!(log.contains("read again") && log.contains("stay as they are") && log.contains("line 2"), "{log}");
     target.intact();
     fails(pagecrew(&["trim", "--watch", "--config", "/dev/null"]), 2, &["--pid", "[trim]"]);
+}
+
+#[test]
+fn a_watch_serves_metrics() {
+    if !works() {
+        return;
+    }
+    let (target, _) = Target::sparse(32, "");
+    let arguments =
+        ["trim", "--watch", "--cpu", "100", "--interval", "1s", "--pid", &target.pid(), "--metrics", "[::1]:0"];
+    let mut watch = pagecrew(&arguments);
+    let mut watch = watch.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(watch.stderr.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    let port = metrics_port(&line);
+    let value = |text: &str, name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse::<f64>().ok());
+        line.unwrap_or_else(|| panic!("no {name} in {text}"))
+    };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let text = loop {
+        let text = scrape(std::net::TcpStream::connect(port).unwrap());
+        // Before the first look, there is nothing yet.
+        if text.contains("pagecrew_trim_gone_bytes_total")
+            && value(&text, "pagecrew_trim_gone_bytes_total") >= (16 << 20) as f64
+        {
+            break text;
+        }
+        assert!(Instant::now() < deadline, "{text}");
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert_eq!((value(&text, "pagecrew_trim_members"), value(&text, "pagecrew_trim_budget_cpu_ratio")), (1.0, 1.0));
+    let (all, split) =
+        (value(&text, "pagecrew_trim_cpu_seconds_total"), value(&text, "pagecrew_trim_split_seconds_total"));
+    assert!(split > 0.0 && split <= all && all <= value(&text, "pagecrew_trim_budget_cpu_seconds_total"), "{text}");
+    assert!(value(&text, "pagecrew_trim_huge_pages_split_total") >= 8.0, "{text}");
+    // It ends with the process that it is for.
+    target.intact();
+    assert!(watch.wait().unwrap().success());
+    assert!(std::net::TcpStream::connect(port).is_err());
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //! parallel, in batches, in the background, on CPU that nobody else wants.
 //!
 //! The modules are layers. Each uses only those that stand before it here: [`units`], [`sys`], [`stats`], [`control`], [`crew`], [`region`],
-//! [`mapping`], [`frame`], [`trim`], [`group`], [`pool`].
+//! [`mapping`], [`frame`], [`trim`], [`group`], [`pool`],
+//! [`metrics`].
 //! `ARCHITECTURE.md` in the repository has the whole picture.
 
 // Only the parts that have models are used under loom.
@@ -36,6 +37,9 @@ pub mod group;
 
 #[cfg(not(loom))]
 pub mod pool;
+
+#[cfg(not(loom))]
+pub mod metrics;
 
 // Threads and system calls are not modelled by loom; the bookkeeping of spans and of areas is.
 #[cfg(loom)]

@@ -1,6 +1,7 @@
 //! The settings of a pool: from the machine's file, and from the command line, which goes before it.
 
 use crate::failure::Failure;
+use crate::metrics::Address;
 use crate::settings::{self, Key, Setting, Table};
 use crate::values::{members_of, parse_group, parse_percent, parse_user};
 use pagecrew::pool::{Backing, GroupQuota, Options, Quotas, Sizes};
@@ -32,6 +33,7 @@ pub struct Config {
     pub socket_mode: Option<u32>,
     pub socket_group: Option<u32>,
     pub quotas: Quotas,
+    pub metrics: Option<Address>,
 }
 
 /// `[pool]`.
@@ -144,6 +146,13 @@ pub const TABLE: Table = Table {
             help: "Where clients find the pool.",
             live: false,
         },
+        Key {
+            name: "metrics",
+            example: "9750",
+            default: "nowhere",
+            help: "Where metrics are served (docs/metrics.md): a port of this machine, PORT, 127.0.0.1:PORT or [::1]:PORT, or the path of a socket.",
+            live: false,
+        },
     ],
 };
 
@@ -198,6 +207,7 @@ impl Config {
                 }
             }
             "quota" => setting.parse(|size| self.set_quota(None, size))?,
+            "metrics" => self.metrics = Some(setting.parse(Address::parse)?),
             _ => return Err(setting.unknown(&TABLE)),
         }
         Ok(())
@@ -245,6 +255,7 @@ impl Config {
             socket_mode: self.socket_mode.or(base.socket_mode),
             socket_group: self.socket_group.or(base.socket_group),
             quotas,
+            metrics: self.metrics.or(base.metrics),
         }
     }
 
@@ -371,8 +382,11 @@ mod tests {
             socket-mode = "0660"
             socket-group = "root"
             quota = { default = "8G", root = "32G", 4711 = "1M", "@root" = "64G" }
+            metrics = 9750
         "#;
-        let options = Config::parse(text).unwrap().options(vec!["x".into()]).unwrap();
+        let config = Config::parse(text).unwrap();
+        assert_eq!(config.metrics, Some(Address::parse("127.0.0.1:9750").unwrap()));
+        let options = config.options(vec!["x".into()]).unwrap();
         let expected = Options {
             directory: "/srv/pool".into(),
             socket: "/srv/socket".into(),
@@ -446,6 +460,8 @@ mod tests {
             ("quota = { nobody-of-that-name = \"1G\" }", "quota.nobody-of-that-name", "no user"),
             ("quota = { \"@no-such-group\" = \"1G\" }", "quota.@no-such-group", "no group"),
             ("quota = \"x\"", "quota", "'x' is not a size"),
+            ("metrics = \"0.0.0.0:9750\"", "metrics", "other machines"),
+            ("metrics = []", "metrics", "array"),
             ("sise = \"8G\"", "sise", "there are size, nodes"),
         ] {
             let error = Config::parse(&format!("# a pool\n\n{line}\n")).unwrap_err();

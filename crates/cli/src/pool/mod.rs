@@ -3,6 +3,7 @@
 mod cloud_hypervisor;
 pub mod config;
 mod exec;
+mod metrics;
 mod progress;
 mod qemu;
 mod serve;

@@ -1,8 +1,9 @@
 //! `pagecrew pool serve`.
 
 use super::config::{self, Config, TABLE};
-use super::{failure, progress};
+use super::{failure, metrics, progress};
 use crate::failure::Failure;
+use crate::metrics::{Address, Listener};
 use crate::notify;
 use crate::output::note;
 use crate::service::{Event, Service};
@@ -29,6 +30,7 @@ Examples:
   pagecrew pool serve --size 16G
   pagecrew pool serve --size 24G --file 8G:2    (two files of 8 GiB are always among it)
   pagecrew pool serve --node 0=16G --node 1=8G --backing hugetlbfs
+  pagecrew pool serve --size 16G --metrics 9750 (OpenMetrics at http://127.0.0.1:9750/metrics)
   pagecrew pool serve --size 16G --socket-group kvm --quota 8G --quota alice=32G
   systemctl enable --now pagecrew-pool          (settings: /etc/pagecrew/pagecrew.toml)
 
@@ -83,6 +85,9 @@ pub struct Arguments {
     /// @kvm=64G, the members of a group together
     #[arg(long, value_name = "[USER=|@GROUP=]SIZE")]
     quota: Vec<String>,
+    /// Serve metrics (OpenMetrics, GET /metrics) at a port of this machine, PORT, 127.0.0.1:PORT or [::1]:PORT, or at the path of a socket
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<String>,
     /// Settings to begin with [default: /etc/pagecrew/pagecrew.toml, if it is there]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -90,27 +95,33 @@ pub struct Arguments {
 
 /// Serves until it is told to end.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let (options, ready) = options(arguments)?;
+    let settings = settings(arguments)?;
     let service = Service::begin()?;
-    let server = Server::start(options.clone(), log).map_err(failure)?;
+    let listener = settings.metrics.as_ref().map(Listener::new).transpose()?;
+    let server = Server::start(settings.options.clone(), log).map_err(failure)?;
+    let metrics = listener.map(|listener| metrics::serve(listener, &server)).transpose()?;
+    if let Some(metrics) = &metrics {
+        log(&format!("metrics at {}", metrics.address()));
+    }
     let bar = BAR.get_or_init(progress::bar);
     let mut served = false;
     loop {
         if !served {
-            served = server.progress().ready >= ready;
+            served = server.progress().ready >= settings.ready;
             if served { service.ready() } else { service.starting() }
         }
         let look = (!served).then_some(LOOK);
         let pause = [progress::show(bar, &server), look].into_iter().flatten().min();
         match service.wait(pause.map(|pause| now_ns() + pause.as_nanos() as u64), []) {
             Event::Due => {}
-            Event::Reload => service.reload(|| reload(&server, arguments, &options)),
+            Event::Reload => service.reload(|| reload(&server, arguments, &settings)),
             Event::Stop => break,
         }
     }
     bar.finish_and_clear();
     // A second signal ends us at once; the next server cleans up.
     service.stopping();
+    drop(metrics);
     let left = server.stop().map_err(failure)?;
     match left {
         0 => {}
@@ -135,15 +146,15 @@ fn log(line: &str) {
 }
 
 /// Reads the settings once more. Where they make no sense, all stays as it is.
-fn reload(server: &Server, arguments: &Arguments, running: &Options) {
-    let result = options(arguments).and_then(|(options, _)| {
-        server.reconfigure(&options).map_err(failure)?;
-        Ok(options)
+fn reload(server: &Server, arguments: &Arguments, running: &Settings) {
+    let result = settings(arguments).and_then(|settings| {
+        server.reconfigure(&settings.options).map_err(failure)?;
+        Ok(settings)
     });
     match result {
-        Ok(options) => {
+        Ok(settings) => {
             log("the settings were read again");
-            let fixed = fixed_settings(running, &options);
+            let fixed = fixed_settings(running, &settings);
             if !fixed.is_empty() {
                 note(&format!("{} can't change while it is served: start it again for that", fixed.join(", ")));
             }
@@ -152,9 +163,12 @@ fn reload(server: &Server, arguments: &Arguments, running: &Options) {
     }
 }
 
-/// What differs between two options and does not change in a running server.
-fn fixed_settings(running: &Options, wanted: &Options) -> Vec<&'static str> {
+/// What differs between two settings and does not change in a running server.
+fn fixed_settings(running: &Settings, wanted: &Settings) -> Vec<&'static str> {
+    let metrics = running.metrics != wanted.metrics;
+    let (running, wanted) = (&running.options, &wanted.options);
     let differs = |name: &str| match name {
+        "metrics" => metrics,
         "directory" => running.directory != wanted.directory,
         "socket" => running.socket != wanted.socket,
         "socket-mode" => running.socket_mode != wanted.socket_mode,
@@ -166,15 +180,22 @@ fn fixed_settings(running: &Options, wanted: &Options) -> Vec<&'static str> {
     TABLE.keys.iter().filter(|key| !key.live && differs(key.name)).map(|key| key.name).collect()
 }
 
-/// The pool, and how much of it is to be ready before it is said to be served.
-fn options(arguments: &Arguments) -> Result<(Options, usize), Failure> {
+/// The pool, and what belongs to the service.
+struct Settings {
+    options: Options,
+    /// How much is to be ready before it is said to be served.
+    ready: usize,
+    metrics: Option<Address>,
+}
+
+fn settings(arguments: &Arguments) -> Result<Settings, Failure> {
     let config = given(arguments)?.or(Config::read(arguments.config.as_deref())?);
-    let ready = config.ready.unwrap_or(0);
+    let (ready, metrics) = (config.ready.unwrap_or(0), config.metrics.clone());
     let mut options = config.options(filler()).map_err(Failure::Usage)?;
     // Without the file, nobody has any.
     let subordinates = std::fs::read_to_string("/etc/subuid").unwrap_or_default();
     options.quotas.subordinates = Subordinates::read(&subordinates, |name| parse_user(name).ok());
-    Ok((options, ready))
+    Ok(Settings { options, ready, metrics })
 }
 
 /// This program itself, also where another version has taken its place in the file system.
@@ -199,6 +220,7 @@ fn given(arguments: &Arguments) -> Result<Config, Failure> {
         socket: arguments.socket.clone(),
         socket_mode: one("--socket-mode", &arguments.socket_mode, config::parse_mode)?,
         socket_group: one("--socket-group", &arguments.socket_group, parse_group)?,
+        metrics: one("--metrics", &arguments.metrics, Address::parse)?,
         ..Config::default()
     };
     for quota in &arguments.quota {
@@ -239,12 +261,16 @@ mod tests {
     const FILE: &str = "[pool]\nsize = \"4G\"\ncpu = 5\nquota = { default = \"1G\" }\nsocket-mode = \"0666\"\n";
 
     fn parse(arguments: &[&str]) -> Result<Options, String> {
+        parse_all(arguments).map(|settings| settings.options)
+    }
+
+    fn parse_all(arguments: &[&str]) -> Result<Settings, String> {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("pool.toml");
         std::fs::write(&file, FILE).unwrap();
         let words = [&["serve", "--config", file.to_str().unwrap()], arguments].concat();
         let command = Command::try_parse_from(words).map_err(|error| error.to_string())?;
-        options(&command.arguments).map(|(options, _)| options).map_err(|error| error.to_string())
+        settings(&command.arguments).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -302,6 +328,8 @@ mod tests {
             (&["--socket-group", "no such group"], "--socket-group: there is no group"),
             (&["--quota", "no such user=1G"], "--quota: there is no user"),
             (&["--quota", "root=x"], "--quota: 'x'"),
+            (&["--metrics", "0.0.0.0:9750"], "--metrics: '0.0.0.0:9750' can be reached from other machines"),
+            (&["--metrics", "everywhere"], "--metrics: 'everywhere'"),
         ] {
             let error = parse(arguments).err().unwrap_or_else(|| panic!("{arguments:?} was taken"));
             assert!(error.contains(word), "{arguments:?}: {error}");
@@ -310,10 +338,11 @@ mod tests {
 
     #[test]
     fn what_needs_a_new_start_is_named() {
-        let running = parse(&[]).unwrap();
-        let live = parse(&["--size=2G", "--cpu=9", "--floor=1G", "--unused=1", "--quota=1G"]).unwrap();
+        let running = parse_all(&[]).unwrap();
+        let live = parse_all(&["--size=2G", "--cpu=9", "--floor=1G", "--unused=1", "--quota=1G"]).unwrap();
         assert!(fixed_settings(&running, &live).is_empty());
-        let fixed = parse(&["--directory=/d", "--backing=tmpfs", "--limit=8G", "--socket-mode=0"]).unwrap();
-        assert_eq!(fixed_settings(&running, &fixed), ["backing", "limit", "socket-mode", "directory", "socket"]);
+        let fixed = ["--directory=/d", "--backing=tmpfs", "--limit=8G", "--socket-mode=0", "--metrics=9750"];
+        let fixed = fixed_settings(&running, &parse_all(&fixed).unwrap());
+        assert_eq!(fixed, ["backing", "limit", "socket-mode", "directory", "socket", "metrics"]);
     }
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 Examples:
   pagecrew pool status
   pagecrew pool status --watch            again each second
-  pagecrew pool status --json | jq '.ready, .taken'")]
+  pagecrew pool status --json | jq '.ready_bytes, .taken_bytes'")]
 pub struct Arguments {
     /// JSON instead of a table, sizes in bytes
     #[arg(long)]
@@ -54,9 +54,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// How much is ready and how much is kept, in all or on a node, by what a server has answered.
 pub fn ready_of(json: &str, node: Option<usize>) -> Result<(u64, u64), Failure> {
     let status: Status = read(json)?;
-    let Some(number) = node else { return Ok((status.ready, status.size)) };
+    let Some(number) = node else { return Ok((status.ready_bytes, status.size_bytes)) };
     match status.nodes.iter().find(|node| node.node == number) {
-        Some(node) => Ok((node.ready, node.size)),
+        Some(node) => Ok((node.ready_bytes, node.size_bytes)),
         None => Err(Failure::Usage(format!("the pool has no node {number}"))),
     }
 }
@@ -67,12 +67,12 @@ struct Status {
     pid: u32,
     backing: String,
     directory: String,
-    size: u64,
-    ready: u64,
-    filling: u64,
-    taken: u64,
-    limit: u64,
-    available: u64,
+    size_bytes: u64,
+    ready_bytes: u64,
+    filling_bytes: u64,
+    taken_bytes: u64,
+    limit_bytes: u64,
+    available_bytes: u64,
     state: String,
     nodes: Vec<Node>,
     users: Vec<Holder>,
@@ -82,39 +82,36 @@ struct Status {
 #[derive(Deserialize)]
 struct Node {
     node: usize,
-    size: u64,
-    ready: u64,
-    /// Of what is ready; a server of an older version says neither.
-    #[serde(default)]
-    here: u64,
-    #[serde(default)]
-    unverified: u64,
-    filling: u64,
-    taken: u64,
+    size_bytes: u64,
+    ready_bytes: u64,
+    /// Of what is ready.
+    here_bytes: u64,
+    unverified_bytes: u64,
+    filling_bytes: u64,
+    taken_bytes: u64,
     files: Vec<Waiting>,
 }
 
 #[derive(Deserialize)]
 struct Waiting {
-    size: u64,
-    filled: u64,
+    size_bytes: u64,
+    filled_bytes: u64,
 }
 
 #[derive(Deserialize)]
 struct Holder {
     user: u32,
-    taken: u64,
+    taken_bytes: u64,
     files: u64,
-    quota: Option<u64>,
+    quota_bytes: Option<u64>,
 }
 
 #[derive(Deserialize)]
 struct Counters {
     takes: u64,
-    bytes_taken: u64,
-    bytes_ready_at_take: u64,
+    handed_out_bytes: u64,
+    handed_out_ready_bytes: u64,
     refused: u64,
-    #[serde(default)]
     elsewhere_bytes: u64,
 }
 
@@ -131,9 +128,14 @@ fn text(json: &str) -> Result<String, Failure> {
         status.pid,
         printable(&status.state)
     );
-    let sizes = [status.ready, status.size, status.taken, status.limit, status.available].map(Bytes);
+    let sizes = [status.ready_bytes, status.size_bytes, status.taken_bytes, status.limit_bytes, status.available_bytes]
+        .map(Bytes);
     let [ready, size, taken, limit, available] = sizes;
-    let filling = if status.filling > 0 { format!(", {} to be filled", Bytes(status.filling)) } else { String::new() };
+    let filling = if status.filling_bytes > 0 {
+        format!(", {} to be filled", Bytes(status.filling_bytes))
+    } else {
+        String::new()
+    };
     // Writing to a string can't fail.
     let _ = writeln!(text, "{ready} of {size} ready{filling}; {taken} taken; {limit} at most, {available} available");
     text += &counts(&status.counters);
@@ -143,11 +145,11 @@ fn text(json: &str) -> Result<String, Failure> {
 
     let mut nodes = table(&["node", "size", "ready", "there", "filling", "taken", "files"]);
     for node in &status.nodes {
-        let [size, ready, filling, taken] =
-            [node.size, node.ready, node.filling, node.taken].map(|size| Bytes(size).to_string());
-        let there = match node.unverified {
-            0 => Bytes(node.here).to_string(),
-            unknown => format!("{} ({} not verified)", Bytes(node.here), Bytes(unknown)),
+        let [size, ready, filling, taken] = [node.size_bytes, node.ready_bytes, node.filling_bytes, node.taken_bytes]
+            .map(|size| Bytes(size).to_string());
+        let there = match node.unverified_bytes {
+            0 => Bytes(node.here_bytes).to_string(),
+            unknown => format!("{} ({} not verified)", Bytes(node.here_bytes), Bytes(unknown)),
         };
         nodes.add_row([node.node.to_string(), size, ready, there, filling, taken, files(&node.files)]);
     }
@@ -155,8 +157,8 @@ fn text(json: &str) -> Result<String, Failure> {
     if !status.users.is_empty() {
         let mut users = table(&["user", "taken", "files", "quota"]);
         for user in &status.users {
-            let quota = user.quota.map_or("-".to_owned(), |quota| Bytes(quota).to_string());
-            users.add_row([name(user.user), Bytes(user.taken).to_string(), user.files.to_string(), quota]);
+            let quota = user.quota_bytes.map_or("-".to_owned(), |quota| Bytes(quota).to_string());
+            users.add_row([name(user.user), Bytes(user.taken_bytes).to_string(), user.files.to_string(), quota]);
         }
         text += &format!("\n{}", render(&users));
     }
@@ -165,10 +167,10 @@ fn text(json: &str) -> Result<String, Failure> {
 
 fn counts(counters: &Counters) -> String {
     let refused = if counters.refused > 0 { format!("; {} refused", counters.refused) } else { String::new() };
-    match counters.bytes_taken {
+    match counters.handed_out_bytes {
         0 => format!("nothing was asked for so far{refused}\n"),
         bytes => {
-            let percent = 100.0 * counters.bytes_ready_at_take as f64 / bytes as f64;
+            let percent = 100.0 * counters.handed_out_ready_bytes as f64 / bytes as f64;
             let (takes, bytes) = (counters.takes, Bytes(bytes));
             format!("asked for so far: {bytes} in {takes} files, of which {percent:.0} % were ready{refused}\n")
         }
@@ -179,9 +181,9 @@ fn counts(counters: &Counters) -> String {
 fn files(files: &[Waiting]) -> String {
     let mut groups: Vec<(u64, u64, u64)> = Vec::new();
     for file in files {
-        match groups.iter_mut().find(|(size, filled, _)| (*size, *filled) == (file.size, file.filled)) {
+        match groups.iter_mut().find(|(size, filled, _)| (*size, *filled) == (file.size_bytes, file.filled_bytes)) {
             Some((_, _, count)) => *count += 1,
-            None => groups.push((file.size, file.filled, 1)),
+            None => groups.push((file.size_bytes, file.filled_bytes, 1)),
         }
     }
     let show = |&(size, filled, count): &(u64, u64, u64)| match Bytes(size) {
@@ -191,7 +193,8 @@ fn files(files: &[Waiting]) -> String {
     groups.iter().map(show).collect::<Vec<_>>().join(", ")
 }
 
-fn name(user: u32) -> String {
+/// The name of a user, or the number where there is no name.
+pub fn name(user: u32) -> String {
     match User::from_uid(Uid::from_raw(user)) {
         Ok(Some(user)) => printable(&user.name),
         Ok(None) | Err(_) => user.to_string(),
@@ -202,13 +205,13 @@ fn name(user: u32) -> String {
 mod tests {
     use super::*;
 
-    const JSON: &str = r#"{"version":1,"pid":4711,"backing":"tmpfs","directory":"/run/p","size":17179869184,
-        "ready":12884901888,"filling":4294967296,"taken":8589934592,"limit":34359738368,"floor":1,"available":2147483648,
-        "cpu":0.25,"state":"filling","nodes":[{"node":0,"size":17179869184,"ready":12884901888,"here":10737418240,"unverified":2147483648,"filling":4294967296,
-        "taken":8589934592,"files":[{"size":4294967296,"filled":4294967296},{"size":4294967296,"filled":4294967296},
-        {"size":8589934592,"filled":4294967296}]}],"users":[{"user":0,"taken":8589934592,"files":1,"quota":null},
-        {"user":3999999999,"taken":2097152,"files":2,"quota":4194304}],"counters":{"takes":3,"bytes_taken":1000,
-        "bytes_ready_at_take":980,"refused":7,"released":1,"filled_bytes":1,"given_back_bytes":0,"elsewhere_bytes":2097152,"cpu_ns":5}}"#;
+    const JSON: &str = r#"{"version":2,"pid":4711,"backing":"tmpfs","directory":"/run/p","size_bytes":17179869184,
+        "ready_bytes":12884901888,"filling_bytes":4294967296,"taken_bytes":8589934592,"limit_bytes":34359738368,"floor_bytes":1,"available_bytes":2147483648,
+        "budget_cpu_ratio":0.25,"state":"filling","nodes":[{"node":0,"size_bytes":17179869184,"ready_bytes":12884901888,"here_bytes":10737418240,"unverified_bytes":2147483648,"filling_bytes":4294967296,
+        "taken_bytes":8589934592,"files":[{"size_bytes":4294967296,"filled_bytes":4294967296},{"size_bytes":4294967296,"filled_bytes":4294967296},
+        {"size_bytes":8589934592,"filled_bytes":4294967296}]}],"users":[{"user":0,"taken_bytes":8589934592,"files":1,"quota_bytes":null},
+        {"user":3999999999,"taken_bytes":2097152,"files":2,"quota_bytes":4194304}],"counters":{"takes":3,"handed_out_bytes":1000,
+        "handed_out_ready_bytes":980,"refused":7,"released":1,"filled_bytes":1,"given_back_bytes":0,"elsewhere_bytes":2097152,"cpu_seconds":0.5}}"#;
 
     #[test]
     fn a_pool_at_a_glance() {
@@ -231,8 +234,8 @@ mod tests {
     #[test]
     fn a_pool_that_nobody_has_asked() {
         let json = JSON
-            .replace("\"bytes_taken\":1000", "\"bytes_taken\":0")
-            .replace("\"filling\":4294967296", "\"filling\":0");
+            .replace("\"handed_out_bytes\":1000", "\"handed_out_bytes\":0")
+            .replace("\"filling_bytes\":4294967296", "\"filling_bytes\":0");
         let text = text(&json).unwrap();
         assert!(text.contains("nothing was asked for so far; 7 refused") && !text.contains("to be filled"), "{text}");
     }

@@ -101,10 +101,10 @@ pub fn size(text: &str) -> Result<usize, Failure> {
 fn json(taken: &Taken, elsewhere: Option<usize>) -> String {
     let object = serde_json::json!({
         "path": taken.path.to_string_lossy(),
-        "size": taken.size,
-        "ready": taken.ready,
+        "size_bytes": taken.size,
+        "ready_bytes": taken.ready,
         "node": taken.node,
-        "elsewhere": elsewhere,
+        "elsewhere_bytes": elsewhere,
         "backing": taken.backing.name(),
     });
     format!("{object}\n")
@@ -128,9 +128,8 @@ mod tests {
         let file = std::fs::File::open("/dev/null").unwrap();
         let taken = Taken { file, path: "/p".into(), size: 4, ready: 2, node: 1, backing: Backing::Tmpfs };
         let object: serde_json::Value = serde_json::from_str(&json(&taken, Some(0))).unwrap();
-        let expected =
-            serde_json::json!({ "path": "/p", "size": 4, "ready": 2, "node": 1, "elsewhere": 0, "backing": "tmpfs" });
+        let expected = serde_json::json!({ "path": "/p", "size_bytes": 4, "ready_bytes": 2, "node": 1, "elsewhere_bytes": 0, "backing": "tmpfs" });
         assert_eq!(object, expected);
-        assert!(json(&taken, None).contains("\"elsewhere\":null"));
+        assert!(json(&taken, None).contains("\"elsewhere_bytes\":null"));
     }
 }

@@ -1,11 +1,11 @@
 //! What is said about a program when it has ended.
 
 use super::supervise::{Ending, Outcome};
-use crate::figures::{counters, seconds, zones};
+use crate::figures::{object, seconds, zones};
 use crate::output::printable;
-use pagecrew::stats::Snapshot;
+use pagecrew::stats::{Snapshot, Usage};
 use pagecrew::units::Bytes;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -74,20 +74,25 @@ fn document(name: &OsStr, outcome: &Outcome) -> Value {
         Ending::Exited(status) => (Some(status), None),
         Ending::Killed(signal) => (None, Some(signal)),
     };
-    json!({
-        "program": name.to_string_lossy(),
-        "pid": outcome.pid,
-        "exit_status": status,
-        "signal": signal,
-        "wall_seconds": outcome.wall.as_secs_f64(),
-        "user_seconds": outcome.user.as_secs_f64(),
-        "system_seconds": outcome.system.as_secs_f64(),
-        "peak_rss_bytes": outcome.peak_rss,
-        "minor_faults": outcome.minor_faults,
-        "major_faults": outcome.major_faults,
-        "counters": outcome.snapshot.as_ref().map(counters),
-        "zones": outcome.snapshot.as_ref().map(zones).unwrap_or_default(),
-    })
+    let usage = Usage {
+        wall_ns: outcome.wall.as_nanos() as u64,
+        user_ns: outcome.user.as_nanos() as u64,
+        system_ns: outcome.system.as_nanos() as u64,
+        peak_rss_bytes: outcome.peak_rss,
+        minor_faults: outcome.minor_faults,
+        major_faults: outcome.major_faults,
+    };
+    let mut document = object(usage.figures());
+    let more = [
+        ("program", name.to_string_lossy().into()),
+        ("pid", outcome.pid.into()),
+        ("exit_status", status.into()),
+        ("signal", signal.into()),
+        ("counters", outcome.snapshot.as_ref().map(|snapshot| object(snapshot.figures())).into()),
+        ("zones", outcome.snapshot.as_ref().map(zones).unwrap_or_default().into()),
+    ];
+    document.extend(more.map(|(key, value): (&str, Value)| (key.to_owned(), value)));
+    Value::Object(document)
 }
 
 /// Writes the summary for programs: one JSON object. `counters` is null where the program used no large memory.
@@ -98,7 +103,9 @@ pub fn write_json(mut file: std::fs::File, name: &OsStr, outcome: &Outcome) -> s
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagecrew::stats::{Counters, ZoneBytes};
+    use crate::metrics::check::assert_registered;
+    use pagecrew::stats::{Counters, Part, ZoneBytes};
+    use serde_json::json;
 
     fn outcome(snapshot: Option<Snapshot>) -> Outcome {
         Outcome {
@@ -135,12 +142,22 @@ mod tests {
     }
 
     #[test]
+    fn the_document_is_what_is_registered() {
+        let mut document = document("x".as_ref(), &outcome(Some(snapshot())));
+        // What only `pagecrew stats` says, on machines with several nodes.
+        document["nodes"] = json!([{ "resident_bytes": 0 }]);
+        document["elsewhere_bytes"] = 0.into();
+        assert_registered(Part::Run, &document, &["pid", "exit_status"]);
+    }
+
+    #[test]
     fn the_document_has_every_counter() {
         let document = document("x".as_ref(), &outcome(Some(snapshot())));
-        for about in Counters::DESCRIPTIONS {
-            assert!(document["counters"][about.name].is_u64(), "{}", about.name);
+        for metric in Counters::METRICS {
+            assert!(document["counters"][metric.key()].is_number(), "{}", metric.key());
         }
+        assert_eq!((&document["wall_seconds"], &document["peak_rss_bytes"]), (&json!(1.5), &json!(3_u64 << 30)));
         assert_eq!((&document["exit_status"], &document["signal"]), (&json!(3), &Value::Null));
-        assert_eq!(document["zones"][0]["retained_zeroed"], 4);
+        assert_eq!(document["zones"][0]["retained_zeroed_bytes"], 4);
     }
 }

@@ -1,6 +1,7 @@
 //! The settings of a machine, in a file.
 
 use crate::failure::Failure;
+use crate::metrics::Address;
 use crate::settings::{self, Key, Setting, Table};
 use std::path::Path;
 
@@ -80,6 +81,13 @@ pub const TABLE: Table = Table {
             help: "How often a process is searched for huge pages, and how often it is said what went; 100 ms at least.",
             live: true,
         },
+        Key {
+            name: "metrics",
+            example: "9751",
+            default: "nowhere",
+            help: "Where a watch serves metrics (docs/metrics.md): a port of this machine, PORT, 127.0.0.1:PORT or [::1]:PORT, or the path of a socket.",
+            live: false,
+        },
     ],
 };
 
@@ -100,6 +108,8 @@ pub struct Config {
     pub exclude: Vec<String>,
     /// Names of processes to leave alone.
     pub never: Vec<String>,
+    /// Where a watch serves its metrics.
+    pub metrics: Option<Address>,
 }
 
 impl Config {
@@ -124,6 +134,7 @@ impl Config {
                 "interval" => config.interval = Some(setting.text()?),
                 "exclude" => config.exclude = texts(setting)?,
                 "never" => config.never = texts(setting)?,
+                "metrics" => config.metrics = Some(setting.parse(Address::parse)?),
                 _ => return Err(setting.unknown(&TABLE)),
             }
         }
@@ -144,8 +155,9 @@ mod tests {
     #[test]
     fn a_file_with_everything() {
         let text = "max-zero = 450\ncpu = 2\nread = \"64M\"\ninterval = 30\nexclude = [\"heap\"]\nnever = [\"qemu\"]\n\
-            names = [\"a\"]\nusers = [\"root\", 7]\ngroups = [\"/g\"]\nall = true\nhold = false\n";
+            names = [\"a\"]\nusers = [\"root\", 7]\ngroups = [\"/g\"]\nall = true\nhold = false\nmetrics = 9750\n";
         let config = Config::parse(text).unwrap();
+        assert_eq!(config.metrics, Some(Address::parse("9750").unwrap()));
         let texts = [config.cpu, config.read, config.interval].map(Option::unwrap);
         assert_eq!((config.max_zero, texts), (Some(450), ["2", "64M", "30"].map(str::to_owned)));
         assert_eq!((config.exclude, config.never), (vec!["heap".to_owned()], vec!["qemu".to_owned()]));

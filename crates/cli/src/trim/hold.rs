@@ -5,7 +5,7 @@ use super::worker::Worker;
 use crate::failure::Failure;
 use crate::output::note;
 use pagecrew::group::relief::{Rushed, Todo};
-use pagecrew::group::{Group, HoldError, Holder, Relief, Standing};
+use pagecrew::group::{Group, HoldError, Holder, Holds, Relief, Standing};
 use pagecrew::sys::clock::{now_ns, thread_cpu_ns};
 use std::os::fd::RawFd;
 
@@ -13,6 +13,9 @@ use std::os::fd::RawFd;
 pub struct Wards {
     wards: Vec<Ward>,
     tickets: u64,
+    /// What it has come to, and how often.
+    held: u64,
+    let_go: u64,
 }
 
 /// A control group, which may come, go, and come back.
@@ -35,7 +38,7 @@ fn share(job: &Job) -> f64 {
 impl Wards {
     /// Holds the groups of `job`, if it is to change anything.
     pub fn new(job: &Job) -> Result<Wards, Failure> {
-        let mut wards = Wards { wards: Vec::new(), tickets: 0 };
+        let mut wards = Wards { wards: Vec::new(), tickets: 0, held: 0, let_go: 0 };
         wards.change(job);
         for ward in &mut wards.wards {
             ward.renew()?;
@@ -65,6 +68,12 @@ impl Wards {
         }
     }
 
+    /// What came of it so far.
+    pub fn holds(&self) -> Holds {
+        let holding = self.wards.iter().filter(|ward| ward.holder.as_ref().is_some_and(Holder::holding));
+        Holds { holding: holding.count() as u64, held: self.held, let_go: self.let_go }
+    }
+
     /// When one of them is to be looked at.
     pub fn next_look_ns(&self) -> Option<u64> {
         self.wards.iter().filter(|ward| ward.holder.is_some()).map(|ward| ward.relief.next_look_ns()).min()
@@ -87,6 +96,8 @@ impl Wards {
             let cpu_ns = thread_cpu_ns() - begin_ns;
             worker.charge(cpu_ns);
             let todo = ward.relief.looked(standing, holder.holding(), cpu_ns, now_ns());
+            self.held += u64::from(todo.rush && standing == Standing::Held);
+            self.let_go += u64::from(todo.let_go);
             ward.does(todo, worker, &mut self.tickets);
         }
     }
@@ -97,6 +108,7 @@ impl Wards {
         ward.ticket = None;
         let standing = ward.holder.as_mut().map_or(Standing::Quiet, Holder::look);
         let todo = ward.relief.rushed(rushed, standing, now_ns());
+        self.let_go += u64::from(todo.let_go);
         ward.does(todo, worker, &mut self.tickets);
     }
 }

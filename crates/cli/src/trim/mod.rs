@@ -2,6 +2,7 @@
 
 pub mod config;
 mod hold;
+mod metrics;
 mod pass;
 mod select;
 mod session;
@@ -10,6 +11,7 @@ mod watch;
 mod worker;
 
 use crate::failure::Failure;
+use crate::metrics::Address;
 use crate::settings;
 use crate::values::parse_percent;
 use config::Config;
@@ -85,6 +87,10 @@ pub struct Arguments {
     /// With --watch: let the kernel kill at the limits of groups as it would without
     #[arg(long, requires = "watch")]
     no_hold: bool,
+    /// With --watch: serve metrics (OpenMetrics, GET /metrics) at a port of this machine, PORT, 127.0.0.1:PORT or [::1]:PORT, or at the
+    /// path of a socket
+    #[arg(long, value_name = "ADDRESS", requires = "watch")]
+    metrics: Option<String>,
     /// Settings to begin with [default: /etc/pagecrew/pagecrew.toml, if it is there]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -101,6 +107,8 @@ struct Job {
     /// Whether groups are held at their limits.
     hold: bool,
     json: bool,
+    /// Where metrics are served, with `--watch`.
+    metrics: Option<Address>,
 }
 
 /// `pagecrew trim`.
@@ -141,6 +149,8 @@ fn job(arguments: &Arguments, config: Config) -> Result<Job, Failure> {
     });
     let exclude: Result<Vec<_>, _> =
         arguments.exclude.iter().chain(&config.exclude).map(|text| Exclusion::parse(text)).collect();
+    let metrics =
+        arguments.metrics.as_ref().map(|text| Address::parse(text).map_err(usage("--metrics"))).transpose()?;
     let defaults = Options::default();
     let options = Options {
         max_zero,
@@ -173,7 +183,7 @@ fn job(arguments: &Arguments, config: Config) -> Result<Job, Failure> {
         Selection::new(wanted, never, "users")?
     };
     let hold = !arguments.no_hold && config.hold.unwrap_or(true);
-    Ok(Job { selection, options, hold, json: arguments.json })
+    Ok(Job { selection, options, hold, json: arguments.json, metrics: metrics.or(config.metrics) })
 }
 
 /// Each process takes two descriptors, and there may be ten thousand: as many as this process may have at all.
@@ -229,6 +239,8 @@ mod tests {
             (&["--all", "--interval", "1s"], "--watch"),
             (&["--all", "--watch", "--interval", "1ms"], "100 ms"),
             (&["--all", "--no-hold"], "--watch"),
+            (&["--all", "--metrics", "9750"], "--watch"),
+            (&["--all", "--watch", "--metrics", "0.0.0.0:9750"], "--metrics: '0.0.0.0:9750'"),
             (&["--all", "--exclude", ""], "START-END"),
             (&["--user", "no such user"], "no such user"),
         ] {

@@ -5,7 +5,7 @@ use super::select::Found;
 use crate::failure::Failure;
 use pagecrew::sys::clock;
 use pagecrew::trim::protect::{self, Protected};
-use pagecrew::trim::{Fleet, Id, Kernel, Other, Tally, TargetError};
+use pagecrew::trim::{Fleet, Id, Kernel, Options, Other, Overview, Tally, TargetError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -34,10 +34,8 @@ impl Refused {
 /// How it stands.
 #[derive(Clone)]
 pub struct Report {
-    /// Since the beginning.
-    pub elapsed: Duration,
-    pub dry_run: bool,
-    pub max_zero: usize,
+    pub overview: Overview,
+    pub options: Options,
     /// What came of each process, the most gain first.
     pub rows: Vec<Row>,
     /// The sums, those included that have ended.
@@ -171,9 +169,8 @@ impl Session {
 
     /// How it stands now.
     pub fn report(&self) -> Report {
-        let Job { options, .. } = &self.job;
-        let (dry_run, max_zero) = (options.dry_run, options.max_zero);
-        Report { elapsed: self.begin.elapsed(), dry_run, max_zero, rows: self.rows(), total: self.total() }
+        let (overview, options) = (self.overview(), self.job.options.clone());
+        Report { overview, options, rows: self.rows(), total: self.total() }
     }
 
     fn rows(&self) -> Vec<Row> {
@@ -209,6 +206,17 @@ impl Session {
     /// The sums, those included that have ended.
     pub fn total(&self) -> Tally {
         self.fleet.total()
+    }
+
+    /// The command and its processes as a whole.
+    pub fn overview(&self) -> Overview {
+        Overview {
+            elapsed_ns: self.begin.elapsed().as_nanos() as u64,
+            members: self.fleet.members().count() as u64,
+            refused: self.refused.len() as u64,
+            due: self.fleet.due() as u64,
+            budget_cpu_ns: self.fleet.charged_ns(),
+        }
     }
 }
 

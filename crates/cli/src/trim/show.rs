@@ -1,9 +1,9 @@
 //! What came of it, for people and for programs.
 
 use super::session::{Report, Row};
-use crate::figures::seconds;
+use crate::figures::{object, seconds};
 use crate::output::{printable, render, table};
-use pagecrew::trim::{Left, Tally};
+use pagecrew::trim::{BUDGET, Left, Tally};
 use pagecrew::units::Bytes;
 use serde_json::{Map, Value, json};
 use std::time::Duration;
@@ -18,35 +18,25 @@ pub fn json(report: &Report) -> Value {
         object.insert("error".into(), row.error.clone().into());
         Value::Object(object)
     };
-    json!({
-        "seconds": report.elapsed.as_secs_f64(),
-        "dry_run": report.dry_run,
-        "max_zero": report.max_zero,
+    let mut document = json!({
+        "dry_run": report.options.dry_run,
+        "max_zero": report.options.max_zero,
+        BUDGET.key(): report.options.cpu,
         "processes": report.rows.iter().map(process).collect::<Vec<_>>(),
         "totals": counts(&report.total),
-    })
+    });
+    if let Some(members) = document.as_object_mut() {
+        members.extend(object(report.overview.figures()));
+    }
+    document
 }
 
 fn counts(tally: &Tally) -> Map<String, Value> {
     let left: Map<String, Value> =
         Left::NAMES.iter().zip(tally.left.counts()).map(|(name, count)| (name.to_string(), count.into())).collect();
-    let numbers = [
-        ("huge_pages", tally.huge_pages),
-        ("looked_at", tally.looked_at),
-        ("used", tally.used),
-        ("under_used", tally.under_used),
-        ("split", tally.split),
-        ("could_go_bytes", tally.could_go_bytes),
-        ("gone_bytes", tally.gone_bytes),
-        ("read_bytes", tally.read_bytes),
-        ("read_of_used_bytes", tally.read_of_used_bytes),
-        ("cpu_ns", tally.cpu_ns),
-        ("split_ns", tally.split_ns),
-    ];
-    let mut object: Map<String, Value> =
-        numbers.into_iter().map(|(name, number)| (name.to_owned(), number.into())).collect();
-    object.insert("left".into(), Value::Object(left));
-    object
+    let mut counts = object(tally.figures());
+    counts.insert("left".into(), Value::Object(left));
+    counts
 }
 
 /// The table of a report.
@@ -64,7 +54,7 @@ pub fn text(report: &Report) -> String {
     if without == rows.len() {
         return others;
     }
-    let dry_run = report.dry_run;
+    let dry_run = report.options.dry_run;
     let mut table = table(&["pid", "name", "huge pages", "under-used", "could go", "gone", "cpu time", "left alone"]);
     for row in rows.iter().filter(|row| worth_showing(row)) {
         table.add_row(cells([row.pid.to_string(), row.name.clone()], &row.tally, &remarks(row), dry_run));
@@ -108,6 +98,9 @@ fn remarks(row: &Row) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::check::assert_registered;
+    use pagecrew::stats::Part;
+    use pagecrew::trim::{Options, Overview};
 
     #[test]
     fn remarks_name_the_reasons() {
@@ -119,8 +112,28 @@ mod tests {
 
     #[test]
     fn the_object_has_every_count() {
-        let object = counts(&Tally { gone_bytes: 7, ..Tally::default() });
+        let object = counts(&Tally { gone_bytes: 7, cpu_ns: 2_500_000_000, ..Tally::default() });
         assert_eq!((object["gone_bytes"].as_u64(), object["left"].as_object().unwrap().len()), (Some(7), 9));
+        assert_eq!(object["cpu_seconds"].as_f64(), Some(2.5));
+    }
+
+    #[test]
+    fn the_document_is_what_is_registered() {
+        let tally = Tally::default();
+        let row = Row { pid: 1, name: "x".into(), tally, ended: false, error: None };
+        let options = Options { cpu: Some(0.01), ..Options::default() };
+        let mut document = json(&Report { overview: Overview::default(), options, rows: vec![row], total: tally });
+        // A process has what the totals have.
+        let mut process = document["processes"][0].take();
+        let members = process.as_object_mut().unwrap();
+        let own: Vec<bool> = ["pid", "name", "ended", "error"].map(|key| members.remove(key).is_some()).into();
+        assert_eq!(own, [true; 4]);
+        assert_eq!(process, document["totals"]);
+        // The reasons are told apart by a label.
+        let left = document["totals"]["left"].as_object_mut().unwrap();
+        assert!(left.keys().all(|reason| Left::NAMES.contains(&reason.as_str())) && left.len() == 9);
+        *left = [("REASON".to_owned(), 0.into())].into_iter().collect();
+        assert_registered(Part::Trim, &document, &["max_zero"]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Trimming for as long as it is wanted.
 
 use super::hold::Wards;
+use super::metrics::Board;
 use super::session::{Report, Session};
 use super::worker::{Said, Worker};
 use super::{Arguments, Job, show};
@@ -26,7 +27,9 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
     session.refresh()?;
     session.check()?;
     let mut wards = Wards::new(&job)?;
-    let worker = Worker::start(session)?;
+    let board = Board::default();
+    let metrics = job.metrics.as_ref().map(|address| board.serve(address)).transpose()?;
+    let worker = Worker::start(session, board.clone())?;
     service.ready();
     let mut reporter = Reporter { json: job.json, gone_before: 0, last: None };
     let mut next_renewal = now_ns() + job.options.interval.as_nanos() as u64;
@@ -39,9 +42,12 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
                 Ok(read) => {
                     wards.change(&read);
                     wards.renew();
-                    worker.change(read.clone());
-                    job = read;
                     note("the settings were read again");
+                    if read.metrics != job.metrics {
+                        note("metrics can't change while it runs: start it again for that");
+                    }
+                    job = Job { metrics: job.metrics.clone(), ..read };
+                    worker.change(job.clone());
                 }
                 Err(error) => note(&format!("the settings stay as they are: {error}")),
             }),
@@ -56,6 +62,7 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
             }
         }
         wards.see_to(&worker);
+        board.change(|figures| figures.holds = wards.holds());
         if now_ns() >= next_renewal {
             next_renewal = now_ns() + job.options.interval.as_nanos() as u64;
             wards.renew();
@@ -64,6 +71,7 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
     // First of all, nobody waits for us any more.
     drop(wards);
     service.stopping();
+    drop(metrics);
     let last = worker.end(PATIENCE);
     result?;
     reporter.end(last)?;

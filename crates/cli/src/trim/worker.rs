@@ -2,6 +2,7 @@
 //! there: signals and control groups are seen to by the thread that has started it.
 
 use super::Job;
+use super::metrics::Board;
 use super::session::{Report, Session};
 use crate::failure::Failure;
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -17,6 +18,8 @@ use std::time::Duration;
 
 /// Looking for processes may take this share of the budget.
 const REFRESH: f64 = 0.1;
+/// How often the figures are renewed.
+const FIGURES_NS: u64 = 1_000_000_000;
 /// So long it works before it hears what there is to hear.
 const SLICE_NS: u64 = 5_000_000;
 
@@ -67,14 +70,15 @@ struct Shared {
 
 impl Worker {
     /// Starts it on a session that was refreshed and checked.
-    pub fn start(session: Session) -> Result<Worker, Failure> {
+    pub fn start(session: Session, board: Board) -> Result<Worker, Failure> {
         let failed = |error: &dyn std::fmt::Display| Failure::Failed(format!("the thread that searches: {error}"));
         let event =
             EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(|error| failed(&error))?;
         let shared = Arc::new(Shared { stop: AtomicBool::new(false), spent_ns: AtomicU64::new(0), event });
         let (commands, heard) = channel();
         let (saying, said) = channel();
-        let thread = Thread { session, commands: heard, said: saying, shared: shared.clone(), rushes: VecDeque::new() };
+        let thread =
+            Thread { session, commands: heard, said: saying, shared: shared.clone(), rushes: VecDeque::new(), board };
         let builder = std::thread::Builder::new().name("trim".into());
         builder.spawn(move || thread.run()).map_err(|error| failed(&error))?;
         Ok(Worker { commands, said, shared })
@@ -148,6 +152,8 @@ struct Thread {
     shared: Arc<Shared>,
     /// Rushes that wait for their turn.
     rushes: VecDeque<(u64, String)>,
+    /// Where it writes down its figures.
+    board: Board,
 }
 
 impl Thread {
@@ -177,9 +183,18 @@ impl Thread {
         let mut rush: Option<Rush> = None;
         let mut next_report = now_ns() + self.interval().as_nanos() as u64;
         let mut next_refresh = next_report;
+        let mut next_figures = 0;
         let mut pause = Duration::ZERO;
         loop {
-            let next = next_refresh.min(next_report);
+            if now_ns() >= next_figures {
+                next_figures = now_ns() + FIGURES_NS;
+                self.write_down();
+            }
+            let next = next_refresh.min(next_report).min(if self.session.job().metrics.is_some() {
+                next_figures
+            } else {
+                u64::MAX
+            });
             let wait = if rush.is_some() || !self.rushes.is_empty() {
                 Duration::ZERO
             } else {
@@ -233,6 +248,17 @@ impl Thread {
                 self.say(Said::Interval(Box::new(self.session.report())));
             }
         }
+    }
+
+    /// Renews the figures, which counts for the budget.
+    fn write_down(&mut self) {
+        if self.session.job().metrics.is_none() {
+            return;
+        }
+        let begin_ns = thread_cpu_ns();
+        let (overview, total, cpu) = (self.session.overview(), self.session.total(), self.session.job().options.cpu);
+        self.board.change(|figures| (figures.overview, figures.total, figures.cpu) = (overview, total, cpu));
+        self.session.fleet.charge(thread_cpu_ns() - begin_ns, &Kernel);
     }
 
     /// Works for a slice at most. Returns how long there is nothing to do.

@@ -96,3 +96,22 @@ pub fn fails(mut command: Command, status: i32, words: &[&str]) {
         assert!(line.contains(word), "no '{word}' in: {line}");
     }
 }
+
+/// What is answered to a scraper at `stream`: the exposition.
+pub fn scrape(mut stream: impl std::io::Read + std::io::Write) -> String {
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, text) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer}"));
+    assert!(
+        head.starts_with("HTTP/1.1 200 OK\r\nContent-Type: application/openmetrics-text; version=1.0.0; charset=utf-8")
+    );
+    assert!(text.ends_with("# EOF\n"), "{text}");
+    text.to_owned()
+}
+
+/// The address in what a server of metrics has said.
+pub fn metrics_port(said: &str) -> std::net::SocketAddr {
+    let address = said.split("metrics at http://").nth(1).and_then(|rest| rest.split('/').next());
+    address.unwrap_or_else(|| panic!("no address in {said}")).parse().unwrap()
+}

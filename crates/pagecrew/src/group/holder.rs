@@ -3,8 +3,19 @@
 use super::held::{Numbers, Standing, high_below, next_high, standing};
 use super::hold::{Hold, HoldError, Reclaimable};
 use super::{Group, Version};
+use crate::stats::figures;
 use crate::sys::Errno;
 use std::os::fd::RawFd;
+
+figures! {
+    /// What came of holding control groups.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+    pub struct Holds: Trim, "pagecrew_trim_", [], none {
+        holding: u64, Gauge Count, "Control groups that are held at their limits, not left to the kernel.";
+        held: u64, Counter Count, "Times that tasks of a group were found waiting at its limit, and its memory was searched.";
+        let_go: u64, Counter Count, "Times that a group was left to the kernel because nothing could be given back.";
+    }
+}
 
 /// A group whose tasks wait at its limit, until memory of it was given back or it is let go. Dropping it undoes what it has done.
 #[derive(Debug)]

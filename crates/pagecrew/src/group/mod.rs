@@ -20,7 +20,7 @@ mod tests;
 
 pub use held::Standing;
 pub use hold::{Hold, HoldError};
-pub use holder::Holder;
+pub use holder::{Holder, Holds};
 pub use relief::Relief;
 
 use crate::sys::Errno;

@@ -8,7 +8,7 @@ use super::ledger::{Entry, Holding};
 use super::options::{Options, Sizes};
 use super::protocol::{Answer, Code, REQUEST_MOST, Request, Until};
 use super::state::{Condition, GivenUp, Life, Ready, Refusal, Settings, State, Taken};
-use super::status::{self, Facts};
+use super::status::{Facts, Status};
 use super::store::{self, Left, Store, Waiting};
 use crate::sys::mount::MemoryFs;
 use crate::sys::sched::{self, Class};
@@ -50,6 +50,16 @@ pub struct Progress {
     pub size: usize,
     /// Why nothing is filled, in words.
     pub waiting: Option<String>,
+}
+
+/// Says how a pool stands, from any thread. It is to be dropped before the server is stopped: it keeps the pool's directory locked.
+pub struct Observer(Arc<Shared>);
+
+impl Observer {
+    /// How the pool stands now.
+    pub fn status(&self) -> Status {
+        self.0.status()
+    }
 }
 
 /// A pool that is served until it is stopped.
@@ -102,16 +112,19 @@ impl Shared {
             }
             Request::Release { path } => Ok((self.release(connection, Path::new(&path))?, None)),
             Request::Resize { size, node } => Ok((self.resize(connection.peer, size, node)?, None)),
-            Request::Status => {
-                let facts = Facts {
-                    backing: self.store.kind().name(),
-                    directory: &self.directory,
-                    limit: self.limit,
-                    available: self.available(),
-                };
-                Ok((Answer::Status { json: status::json(&self.state(), &facts) }, None))
-            }
+            Request::Status => Ok((Answer::Status { json: self.status().json() }, None)),
         }
+    }
+
+    /// How it stands now.
+    fn status(&self) -> Status {
+        let facts = Facts {
+            backing: self.store.kind().name(),
+            directory: self.directory.clone(),
+            limit: self.limit,
+            available: self.available(),
+        };
+        Status::new(&self.state(), facts)
     }
 
     fn take(
@@ -145,8 +158,8 @@ impl Shared {
                 let mut state = self.state();
                 state.taken.entry(ready.id).and_modify(|taken| taken.life = life);
                 state.counters.takes += 1;
-                state.counters.bytes_taken += size as u64;
-                state.counters.bytes_ready_at_take += ready.filled.min(size) as u64;
+                state.counters.handed_out_bytes += size as u64;
+                state.counters.handed_out_ready_bytes += ready.filled.min(size) as u64;
                 drop(state);
                 let path = self.store.taken_path(&name).to_string_lossy().into_owned();
                 let backing = self.store.kind().into();
@@ -522,6 +535,11 @@ impl Server {
         drop(state);
         self.shared.wake_keeper();
         Ok(())
+    }
+
+    /// Something that says how it stands.
+    pub fn observer(&self) -> Observer {
+        Observer(self.shared.clone())
     }
 
     /// How far it is filled.

@@ -6,6 +6,7 @@ use super::protocol::Code;
 use super::quota::{Accounts, Quotas};
 use super::stock::{self, Demand, Refill, Step, Waiting};
 use super::store::Found;
+use crate::stats::figures;
 use crate::sys::{HUGE_PAGE_SIZE, shared_file};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -121,19 +122,20 @@ impl Node {
     }
 }
 
-/// What has been done since the server was started.
-#[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Counters {
-    pub takes: u64,
-    pub bytes_taken: u64,
-    pub bytes_ready_at_take: u64,
-    pub refused: u64,
-    pub released: u64,
-    pub filled_bytes: u64,
-    /// Bytes that came from another node than they were to be of, and went back.
-    pub elsewhere_bytes: u64,
-    pub given_back_bytes: u64,
-    pub cpu_ns: u64,
+figures! {
+    /// What has been done since the server was started. Times are in nanoseconds.
+    #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+    pub struct Counters: Pool, "pagecrew_pool_", [], "counters." {
+        takes: u64, Counter Count, "Files that were handed out.";
+        handed_out_bytes: u64, Counter Bytes, "Memory that was handed out.";
+        handed_out_ready_bytes: u64, Counter Bytes, "The part of it that was ready.";
+        refused: u64, Counter Count, "Requests that were refused.";
+        released: u64, Counter Count, "Files that their owners have released.";
+        filled_bytes: u64, Counter Bytes, "Memory that was filled ahead of time.";
+        elsewhere_bytes: u64, Counter Bytes, "Memory that came from another node than it was to be of, and went back.";
+        given_back_bytes: u64, Counter Bytes, "Memory that was ready and went back to the machine.";
+        cpu_ns key "cpu_seconds": u64, Counter Seconds, "CPU time of the filler.";
+    }
 }
 
 /// How filling stands.

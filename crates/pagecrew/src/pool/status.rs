@@ -1,76 +1,263 @@
-//! How a pool stands, as a JSON object.
+//! How a pool stands at one moment, for clients as a JSON object and for others as samples of metrics.
 
-use super::state::{Condition, Node, State};
+use super::state::{Condition, Counters, Node, State};
+use crate::stats::{Figure, Kind, Metric, Number, Part, Sample, Unit, figures, samples};
 use std::fmt::Write;
-use std::path::Path;
+use std::path::PathBuf;
+
+/// Version of the JSON object: counted up when a key changes its name or its meaning.
+pub const STATUS_VERSION: u32 = 2;
+
+figures! {
+    /// The pool as a whole, in bytes.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+    pub struct Sums: Pool, "pagecrew_pool_", [], "" {
+        size_bytes: u64, Gauge Bytes, "Memory that is to be kept ready.";
+        ready_bytes: u64, Gauge Bytes, "Memory that is ready.";
+        filling_bytes: u64, Gauge Bytes, "Memory that is still to be filled.";
+        taken_bytes: u64, Gauge Bytes, "Memory that is taken.";
+        limit_bytes: u64, Gauge Bytes, "The most that may be ready and taken together.";
+        floor_bytes: u64, Gauge Bytes, "Free memory of the machine that filling leaves alone.";
+        available_bytes: u64, Gauge Bytes, "Memory of the machine that the pool could still get.";
+    }
+}
+
+figures! {
+    /// A node of a pool, in bytes.
+    #[derive(Debug, Clone, Default, PartialEq, Eq)]
+    pub struct NodeStatus: Pool, "pagecrew_pool_node_", ["node"], "nodes[]." {
+        size_bytes: u64, Gauge Bytes, "Memory that is to be kept ready on the node.";
+        ready_bytes: u64, Gauge Bytes, "Memory that is ready for the node.";
+        here_bytes: u64, Gauge Bytes, "The part of what is ready that the kernel says is on the node.";
+        unverified_bytes: u64, Gauge Bytes, "The part of what is ready of which the kernel does not say where it is.";
+        filling_bytes: u64, Gauge Bytes, "Memory that is still to be filled on the node.";
+        taken_bytes: u64, Gauge Bytes, "Memory of the node that is taken.";
+    }
+    with {
+        /// The kernel's number of the node.
+        pub node: usize,
+        /// The files that wait there, the largest first.
+        pub files: Vec<FileStatus>,
+    }
+}
+
+figures! {
+    /// A file that waits, in bytes.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+    pub struct FileStatus: Pool, none, [], "nodes[].files[]." {
+        size_bytes: u64, Gauge Bytes, "The size of a file that waits.";
+        filled_bytes: u64, Gauge Bytes, "The part of it that is filled.";
+    }
+}
+
+figures! {
+    /// Somebody who has taken memory.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+    pub struct UserStatus: Pool, "pagecrew_pool_user_", ["user"], "users[]." {
+        taken_bytes: u64, Gauge Bytes, "Memory on the user's account.";
+        files: u64, Gauge Count, "Files on the user's account.";
+        quota_bytes: Option<u64>, Gauge Bytes, "The most that the user may have taken; absent without a quota.";
+    }
+    with {
+        /// The number of the user.
+        pub user: u32,
+    }
+}
+
+/// The share of one CPU that filling may take.
+const BUDGET: &Metric = &Metric {
+    part: Part::Pool,
+    kind: Kind::Gauge,
+    unit: Unit::Ratio,
+    name: Some("pagecrew_pool_budget_cpu_ratio"),
+    labels: &[],
+    json: Some("budget_cpu_ratio"),
+    help: "The share of one CPU that filling may take.",
+};
+
+/// What JSON says in words.
+const WAITING: &Metric = &Metric {
+    part: Part::Pool,
+    kind: Kind::Gauge,
+    unit: Unit::Count,
+    name: Some("pagecrew_pool_waiting"),
+    labels: &[],
+    json: None,
+    help: "1 while filling waits for something, which pool status says in words, otherwise 0.",
+};
+
+/// How a pool stands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Status {
+    /// The server's process.
+    pub pid: u32,
+    /// What the memory is made of.
+    pub backing: &'static str,
+    /// Where the pool is.
+    pub directory: PathBuf,
+    /// The share of one CPU that filling may take.
+    pub cpu: f64,
+    /// How filling stands, in words: `full`, `filling`, or `waiting: REASON`.
+    pub state: String,
+    /// The pool as a whole.
+    pub sums: Sums,
+    /// Its nodes.
+    pub nodes: Vec<NodeStatus>,
+    /// Who has taken something.
+    pub users: Vec<UserStatus>,
+    /// What has been done.
+    pub counters: Counters,
+}
 
 /// What the state itself doesn't know.
-pub(super) struct Facts<'f> {
-    pub backing: &'f str,
-    pub directory: &'f Path,
+pub(super) struct Facts {
+    pub backing: &'static str,
+    pub directory: PathBuf,
     pub limit: usize,
     pub available: u64,
 }
 
-/// The object; its fields are described in `docs/pool.md`.
-pub(super) fn json(state: &State, facts: &Facts<'_>) -> String {
-    let mut text = String::new();
-    // Writing to a string can't fail.
-    let _ = write_json(&mut text, state, facts);
-    text
-}
-
-fn write_json(out: &mut String, state: &State, facts: &Facts<'_>) -> std::fmt::Result {
-    let nodes = || state.nodes.iter();
-    let size: usize = state.settings.sizes.values().sum();
-    let filling: usize = nodes().map(|(number, node)| missing(state, *number, node)).sum();
-    write!(out, "{{\"version\":1,\"pid\":{},\"backing\":{},", std::process::id(), quoted(facts.backing))?;
-    write!(out, "\"directory\":{},", quoted(&facts.directory.to_string_lossy()))?;
-    write!(out, "\"size\":{size},\"ready\":{},\"filling\":{filling},", state.ready())?;
-    write!(out, "\"taken\":{},\"limit\":{},", state.taken_bytes(), facts.limit)?;
-    write!(out, "\"floor\":{},\"available\":{},", state.settings.floor, facts.available)?;
-    write!(out, "\"cpu\":{},\"state\":{},\"nodes\":[", state.settings.cpu, quoted(&condition(&state.condition)))?;
-    for (index, (number, node)) in nodes().enumerate() {
-        let comma = if index > 0 { "," } else { "" };
-        let size = state.settings.sizes.get(number).copied().unwrap_or(0);
-        let taken: usize = state.taken.values().filter(|taken| taken.node == *number).map(|taken| taken.size).sum();
-        write!(out, "{comma}{{\"node\":{number},\"size\":{size},\"ready\":{},", node.filled())?;
-        let unverified = node.unverified();
-        write!(out, "\"here\":{},\"unverified\":{unverified},", node.filled().saturating_sub(unverified))?;
-        write!(out, "\"filling\":{},\"taken\":{taken},\"files\":[", missing(state, *number, node))?;
-        let mut files: Vec<_> = node.waiting.iter().map(|ready| (ready.size, ready.filled)).collect();
-        files.sort_unstable_by(|one, other| other.cmp(one));
-        for (index, (size, filled)) in files.iter().take(FILES_SHOWN).enumerate() {
-            let comma = if index > 0 { "," } else { "" };
-            write!(out, "{comma}{{\"size\":{size},\"filled\":{filled}}}")?;
+impl Status {
+    /// The status of a pool in this state.
+    pub(super) fn new(state: &State, facts: Facts) -> Status {
+        let nodes: Vec<NodeStatus> = state.nodes.iter().map(|(&number, node)| of_node(state, number, node)).collect();
+        let users = state.accounts.users().map(|(user, bytes, files)| UserStatus {
+            taken_bytes: bytes as u64,
+            files: files as u64,
+            quota_bytes: state.settings.quotas.of(user).map(|quota| quota as u64),
+            user,
+        });
+        let sums = Sums {
+            size_bytes: state.settings.sizes.values().sum::<usize>() as u64,
+            ready_bytes: state.ready() as u64,
+            filling_bytes: nodes.iter().map(|node| node.filling_bytes).sum(),
+            taken_bytes: state.taken_bytes() as u64,
+            limit_bytes: facts.limit as u64,
+            floor_bytes: state.settings.floor,
+            available_bytes: facts.available,
+        };
+        Status {
+            pid: std::process::id(),
+            backing: facts.backing,
+            directory: facts.directory,
+            cpu: state.settings.cpu,
+            state: condition(&state.condition),
+            sums,
+            users: users.collect(),
+            nodes,
+            counters: state.counters,
         }
-        write!(out, "]}}")?;
     }
-    write!(out, "],\"users\":[")?;
-    for (index, (user, bytes, files)) in state.accounts.users().take(USERS_SHOWN).enumerate() {
-        let comma = if index > 0 { "," } else { "" };
-        let quota = state.settings.quotas.of(user).map_or("null".into(), |quota| quota.to_string());
-        write!(out, "{comma}{{\"user\":{user},\"taken\":{bytes},\"files\":{files},\"quota\":{quota}}}")?;
+
+    /// Every metric of a pool.
+    pub fn metrics() -> impl Iterator<Item = &'static Metric> {
+        [Sums::METRICS, NodeStatus::METRICS, FileStatus::METRICS, UserStatus::METRICS, Counters::METRICS]
+            .into_iter()
+            .flatten()
+            .chain([BUDGET, WAITING])
     }
-    let counters = &state.counters;
-    write!(out, "],\"counters\":{{\"takes\":{},\"bytes_taken\":{},", counters.takes, counters.bytes_taken)?;
-    write!(out, "\"bytes_ready_at_take\":{},\"refused\":{},", counters.bytes_ready_at_take, counters.refused)?;
-    write!(out, "\"released\":{},\"filled_bytes\":{},", counters.released, counters.filled_bytes)?;
-    write!(out, "\"elsewhere_bytes\":{},", counters.elsewhere_bytes)?;
-    write!(out, "\"given_back_bytes\":{},\"cpu_ns\":{}}}}}", counters.given_back_bytes, counters.cpu_ns)
+
+    /// The samples of the metrics that OpenMetrics has. Users are told apart by their numbers.
+    pub fn samples(&self) -> Vec<Sample> {
+        let waiting = u64::from(self.state.starts_with("waiting"));
+        let single = |metric: &'static Metric, number| Sample { metric, labels: Vec::new(), number };
+        samples(self.sums.figures(), &[])
+            .chain(self.nodes.iter().flat_map(|node| {
+                let labels = [node.node.to_string()];
+                samples(node.figures(), &labels).collect::<Vec<_>>()
+            }))
+            .chain(self.users.iter().flat_map(|user| {
+                let labels = [user.user.to_string()];
+                samples(user.figures(), &labels).collect::<Vec<_>>()
+            }))
+            .chain(samples(self.counters.figures(), &[]))
+            .chain([single(BUDGET, Number::Real(self.cpu)), single(WAITING, WAITING.number(waiting))])
+            .collect()
+    }
+
+    /// The object; its fields are described in `docs/pool.md`.
+    pub fn json(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string can't fail.
+        let _ = self.write_json(&mut text);
+        text
+    }
+
+    fn write_json(&self, out: &mut String) -> std::fmt::Result {
+        write!(out, "{{\"version\":{STATUS_VERSION},\"pid\":{},\"backing\":{}", self.pid, quoted(self.backing))?;
+        write!(out, ",\"directory\":{}", quoted(&self.directory.to_string_lossy()))?;
+        write_figures(out, self.sums.figures())?;
+        write!(out, ",\"{}\":{},\"state\":{}", BUDGET.key(), self.cpu, quoted(&self.state))?;
+        write!(out, ",\"nodes\":[")?;
+        for (index, node) in self.nodes.iter().enumerate() {
+            write!(out, "{}{{\"node\":{}", comma(index), node.node)?;
+            write_figures(out, node.figures())?;
+            write!(out, ",\"files\":[")?;
+            for (index, file) in node.files.iter().take(FILES_SHOWN).enumerate() {
+                write!(out, "{}{{", comma(index))?;
+                write_members(out, file.figures())?;
+                write!(out, "}}")?;
+            }
+            write!(out, "]}}")?;
+        }
+        write!(out, "],\"users\":[")?;
+        for (index, user) in self.users.iter().take(USERS_SHOWN).enumerate() {
+            write!(out, "{}{{\"user\":{}", comma(index), user.user)?;
+            write_figures(out, user.figures())?;
+            write!(out, "}}")?;
+        }
+        write!(out, "],\"counters\":{{")?;
+        write_members(out, self.counters.figures())?;
+        write!(out, "}}}}")
+    }
 }
 
 /// An answer is one packet; on a machine with many nodes the sums say enough.
 const FILES_SHOWN: usize = 64;
 const USERS_SHOWN: usize = 100;
 
-/// Bytes that are still to be filled on a node.
-fn missing(state: &State, number: usize, node: &Node) -> usize {
-    state.settings.sizes.get(&number).copied().unwrap_or(0).saturating_sub(node.filled())
+fn of_node(state: &State, number: usize, node: &Node) -> NodeStatus {
+    let size = state.settings.sizes.get(&number).copied().unwrap_or(0);
+    let taken: usize = state.taken.values().filter(|taken| taken.node == number).map(|taken| taken.size).sum();
+    let mut files: Vec<FileStatus> = node
+        .waiting
+        .iter()
+        .map(|ready| FileStatus { size_bytes: ready.size as u64, filled_bytes: ready.filled as u64 })
+        .collect();
+    files.sort_unstable_by(|one, other| other.cmp(one));
+    NodeStatus {
+        size_bytes: size as u64,
+        ready_bytes: node.filled() as u64,
+        here_bytes: node.filled().saturating_sub(node.unverified()) as u64,
+        unverified_bytes: node.unverified() as u64,
+        filling_bytes: size.saturating_sub(node.filled()) as u64,
+        taken_bytes: taken as u64,
+        node: number,
+        files,
+    }
+}
+
+fn comma(index: usize) -> &'static str {
+    if index > 0 { "," } else { "" }
+}
+
+/// The figures as members of an object, separated by commas.
+fn write_members(out: &mut String, figures: impl Iterator<Item = Figure>) -> std::fmt::Result {
+    for (index, (metric, value)) in figures.enumerate() {
+        let value = value.map_or("null".to_owned(), |value| metric.number(value).to_string());
+        write!(out, "{}\"{}\":{value}", comma(index), metric.key())?;
+    }
+    Ok(())
+}
+
+/// The figures as further members of an object.
+fn write_figures(out: &mut String, figures: impl Iterator<Item = Figure>) -> std::fmt::Result {
+    write!(out, ",")?;
+    write_members(out, figures)
 }
 
 /// In words.
-pub(super) fn condition(condition: &Condition) -> String {
+fn condition(condition: &Condition) -> String {
     match condition {
         Condition::Full => "full".into(),
         Condition::Filling => "filling".into(),
@@ -120,10 +307,15 @@ mod tests {
         };
         let mut state = State::new(settings);
         (1..2000).for_each(|user| state.accounts.charge(user, 1 << 40, None).unwrap());
-        let facts = Facts { backing: "tmpfs", directory: Path::new("/run/x"), limit: 1 << 44, available: 1 << 43 };
-        let text = json(&state, &facts);
+        let facts = Facts { backing: "tmpfs", directory: "/run/x".into(), limit: 1 << 44, available: 1 << 43 };
+        let status = Status::new(&state, facts);
+        let text = status.json();
         assert!(text.len() < super::super::protocol::ANSWER_MOST - 100, "{}", text.len());
-        assert!(text.starts_with("{\"version\":1,") && text.ends_with("}}"));
-        assert!(text.contains("\"size\":17592186044416,\"ready\":0,\"filling\":17592186044416,"), "{text}");
+        assert!(text.starts_with("{\"version\":2,") && text.ends_with("}}"));
+        let sums = "\"size_bytes\":17592186044416,\"ready_bytes\":0,\"filling_bytes\":17592186044416,";
+        assert!(text.contains(sums) && text.contains("\"budget_cpu_ratio\":0.25,"), "{text}");
+        // Samples have no such bound.
+        let users = status.samples().into_iter().filter(|sample| sample.metric.key() == "files").count();
+        assert_eq!(users, 1999);
     }
 }

@@ -323,7 +323,7 @@ fn own_directory(path: &Path) -> Result<(), Error> {
 ///
 /// # Errors
 /// [`Error::NotOwn`] with the one that somebody else can change.
-pub(super) fn safe_directory(directory: &Path) -> Result<PathBuf, Error> {
+pub fn safe_directory(directory: &Path) -> Result<PathBuf, Error> {
     let directory = directory.canonicalize().map_err(Error::system("looking at", directory))?;
     // In a user namespace, whose the directories above are can't be told, and there is no root's service to be led astray.
     let mut buffer = procfs::Buffer::new();

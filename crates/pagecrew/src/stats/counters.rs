@@ -1,5 +1,6 @@
 //! What is counted. Every counter only grows, so that two readings can be subtracted.
 
+use super::metric::{Kind, Metric, Part, Unit, figures};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that only grows.
@@ -19,48 +20,36 @@ impl Counter {
     }
 }
 
-/// What a counter counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
-    /// Events.
-    Count,
-    /// Bytes.
-    Bytes,
-    /// Nanoseconds.
-    Nanoseconds,
-}
-
-/// Name and meaning of a counter.
-#[derive(Debug, Clone, Copy)]
-pub struct Description {
-    /// The name, as in JSON.
-    pub name: &'static str,
-    /// What it counts.
-    pub unit: Unit,
-    /// One sentence.
-    pub help: &'static str,
-}
-
 macro_rules! counters {
-    ($($name:ident, $unit:ident, $help:literal;)*) => {
-        /// The counters of a process.
+    ($($field:ident $(key $key:literal)?, $unit:ident, $help:literal;)*) => {
+        /// The counters of a process. Times are in nanoseconds.
         #[derive(Debug, Default)]
         #[repr(C)]
         pub struct Counters {
-            $(#[doc = $help] pub $name: Counter,)*
+            $(#[doc = $help] pub $field: Counter,)*
         }
 
         impl Counters {
-            /// Every counter's description, in the order of [`Counters::values`].
-            pub const DESCRIPTIONS: &'static [Description] =
-                &[$(Description { name: stringify!($name), unit: Unit::$unit, help: $help },)*];
+            /// What the counters are, in the order of [`Counters::values`].
+            pub const METRICS: &'static [Metric] = &[$(Metric {
+                part: Part::Run,
+                kind: Kind::Counter,
+                unit: Unit::$unit,
+                name: None,
+                labels: &[],
+                json: figures!(@place "counters.", $field $($key)?),
+                help: $help,
+            },)*];
+
+            /// The names of the fields, in the same order.
+            pub const FIELDS: &'static [&'static str] = &[$(stringify!($field),)*];
 
             /// Number of counters.
-            pub const COUNT: usize = Self::DESCRIPTIONS.len();
+            pub const COUNT: usize = Self::METRICS.len();
 
             /// Every counter's value now.
             pub fn values(&self) -> [u64; Self::COUNT] {
-                [$(self.$name.get(),)*]
+                [$(self.$field.get(),)*]
             }
         }
     };
@@ -83,9 +72,9 @@ counters! {
     moved_bytes, Bytes, "Bytes whose pages were moved instead of copied.";
     transferred_bytes, Bytes, "Free huge pages that were moved to where a span needed them, instead of zeroed anew there.";
     copied_bytes, Bytes, "Bytes that had to be copied by a reallocation.";
-    background_discard_ns, Nanoseconds, "Time that helpers and the watcher spent giving memory back with nobody waiting.";
-    background_zero_ns, Nanoseconds, "Time that helpers spent zeroing with nobody waiting.";
-    caller_wait_ns, Nanoseconds, "Time that threads of the program spent zeroing and giving memory back.";
+    background_discard_ns key "background_discard_seconds", Seconds, "Time that helpers and the watcher spent giving memory back with nobody waiting.";
+    background_zero_ns key "background_zero_seconds", Seconds, "Time that helpers spent zeroing with nobody waiting.";
+    caller_wait_ns key "caller_wait_seconds", Seconds, "Time that threads of the program spent zeroing and giving memory back.";
     backlog_assists, Count, "Frees in which the caller helped because the backlog had reached its bound.";
     stragglers_bypassed, Count, "Chunks taken back from a helper that was not running, instead of waiting for it.";
     boosts, Count, "Helpers moved to the ordinary scheduling class until their chunk was done.";
@@ -105,12 +94,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_in_the_order_of_their_descriptions() {
+    fn values_are_in_the_order_of_their_metrics() {
         let counters = Counters::default();
         counters.frees.add(3);
         counters.decayed_bytes.add(5);
-        let value = |name: &str| {
-            let index = Counters::DESCRIPTIONS.iter().position(|counter| counter.name == name).unwrap();
+        let value = |key: &str| {
+            let index = Counters::METRICS.iter().position(|metric| metric.key() == key).unwrap();
             counters.values()[index]
         };
         assert_eq!((value("frees"), value("decayed_bytes"), value("allocations")), (3, 5, 0));

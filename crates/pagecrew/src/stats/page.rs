@@ -4,7 +4,7 @@
 //! directory with mode 0700. It is removed when the process exits; what a killed process left behind is recognised by its start
 //! time and removed by the next reader or the next process with its number. A forked child never writes to its parent's.
 
-use super::Counters;
+use super::{Counters, Figure, figures};
 use crate::sys::memory::{self, Protection, Range};
 use crate::sys::process::start_ticks;
 use crate::sys::{Errno, PAGE_SIZE};
@@ -21,17 +21,15 @@ const MAGIC: u64 = u64::from_le_bytes(*b"pagecrew");
 /// Counted up with every change of the layout; a reader of another version refuses.
 const LAYOUT: u32 = 7;
 
-/// Bytes of a zone's arena in each state. They add up to the arena at any time.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ZoneBytes {
-    /// Address space without pages.
-    pub reserved: u64,
-    /// Handed out.
-    pub in_use: u64,
-    /// Free and backed by pages with unknown contents.
-    pub retained_dirty: u64,
-    /// Free and backed by pages known to be zero.
-    pub retained_zeroed: u64,
+figures! {
+    /// Bytes of a zone's arena in each state. They add up to the arena at any time.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+    pub struct ZoneBytes: Run, none, [], "zones[]." {
+        reserved key "reserved_bytes": u64, Gauge Bytes, "Address space without pages.";
+        in_use key "in_use_bytes": u64, Gauge Bytes, "Handed out.";
+        retained_dirty key "retained_dirty_bytes": u64, Gauge Bytes, "Free and backed by pages with unknown contents.";
+        retained_zeroed key "retained_zeroed_bytes": u64, Gauge Bytes, "Free and backed by pages known to be zero.";
+    }
 }
 
 impl ZoneBytes {
@@ -116,20 +114,25 @@ impl Page {
 /// What a process had counted at one time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Values in the order of [`Counters::DESCRIPTIONS`].
+    /// Values in the order of [`Counters::METRICS`].
     pub counters: [u64; Counters::COUNT],
     /// Each zone's states.
     pub zones: Vec<ZoneBytes>,
 }
 
 impl Snapshot {
-    /// The counter called `name`.
+    /// The counter in the field `name` of [`Counters`]; times are in nanoseconds.
     ///
     /// # Panics
     /// If there is no such counter.
     pub fn counter(&self, name: &str) -> u64 {
-        let index = Counters::DESCRIPTIONS.iter().position(|counter| counter.name == name);
+        let index = Counters::FIELDS.iter().position(|field| *field == name);
         self.counters[index.unwrap_or_else(|| panic!("no counter is called {name}"))]
+    }
+
+    /// The counters, with what they are.
+    pub fn figures(&self) -> impl Iterator<Item = Figure> + use<> {
+        Counters::METRICS.iter().zip(self.counters.map(Some))
     }
 
     /// The states of all zones together.

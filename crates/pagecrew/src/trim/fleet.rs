@@ -192,6 +192,11 @@ impl<T: Target> Fleet<T> {
         self.with_due.iter().filter_map(|id| self.members.get(id)).map(|member| member.trimmer.due()).sum()
     }
 
+    /// CPU time that was charged to the budget, in nanoseconds.
+    pub fn charged_ns(&self) -> u64 {
+        self.spent.all_ns
+    }
+
     /// Processes that were never searched.
     pub fn unsearched(&self) -> usize {
         self.agenda.iter().take_while(|&&(at_ns, ..)| at_ns == 0).count()

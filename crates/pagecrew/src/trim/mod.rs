@@ -34,6 +34,6 @@ pub mod trimmer;
 pub use fleet::{Fleet, Id, Member, Turn};
 pub use options::{Exclusion, Options};
 pub use own::{SpanTrimmer, own_process, spans};
-pub use tally::{Left, Tally};
+pub use tally::{BUDGET, Left, Overview, Tally};
 pub use target::{Other, Target, TargetError};
 pub use trimmer::{Clock, Kernel, Trimmer};

@@ -1,33 +1,51 @@
 //! What trimming has found and done.
 
-/// Counts for one process, or the sums for several. Times are in nanoseconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// Huge pages of anonymous memory at the last scan.
-    pub huge_pages: u64,
-    /// Huge pages that were looked at.
-    pub looked_at: u64,
-    /// Those that turned out to be used.
-    pub used: u64,
-    /// Those that turned out to be under-used.
-    pub under_used: u64,
-    /// Those that were split.
-    pub split: u64,
-    /// The zero part of the under-used ones, as far as the samples tell, in bytes.
-    pub could_go_bytes: u64,
-    /// What the kernel has put the shared zero page in the place of, as its page map says after each split, in bytes.
-    pub gone_bytes: u64,
-    /// Memory of the process that was read.
-    pub read_bytes: u64,
-    /// The part of it that was read of pages which turned out to be used.
-    pub read_of_used_bytes: u64,
-    /// CPU time of the thread that trims, the kernel's part included.
-    pub cpu_ns: u64,
-    /// The part of it that the kernel took to split.
-    pub split_ns: u64,
-    /// Huge pages that were left as they are, by reason.
-    pub left: Left,
+use crate::stats::{Kind, Metric, Part, Sample, Unit, figures};
+
+figures! {
+    /// Counts for one process, or the sums for several. Times are in nanoseconds.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+    pub struct Tally: Trim, "pagecrew_trim_", [], "totals." {
+        huge_pages: u64, Gauge Count, "Huge pages of anonymous memory at the last scan.";
+        looked_at name "huge_pages_looked_at": u64, Counter Count, "Huge pages that were looked at.";
+        used name "huge_pages_used": u64, Counter Count, "Huge pages that turned out to be used.";
+        under_used name "huge_pages_under_used": u64, Counter Count, "Huge pages that turned out to be under-used.";
+        split name "huge_pages_split": u64, Counter Count, "Huge pages that were split.";
+        could_go_bytes: u64, Counter Bytes, "The zero part of the under-used huge pages, as far as the samples tell.";
+        gone_bytes: u64, Counter Bytes, "What the kernel has put the shared zero page in the place of, as its page map says after each split.";
+        read_bytes: u64, Counter Bytes, "Memory of the processes that was read.";
+        read_of_used_bytes: u64, Counter Bytes, "The part of it that was read of huge pages which turned out to be used.";
+        cpu_ns key "cpu_seconds": u64, Counter Seconds, "CPU time of the thread that trims, the kernel's part included.";
+        split_ns key "split_seconds": u64, Counter Seconds, "The part of it that the kernel took to split.";
+    }
+    with {
+        /// Huge pages that were left as they are, by reason.
+        pub left: Left,
+    }
 }
+
+figures! {
+    /// A command that trims, and the processes that it is for. Times are in nanoseconds.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+    pub struct Overview: Trim, "pagecrew_trim_", [], "" {
+        elapsed_ns key "elapsed_seconds": u64, Gauge Seconds, "Time since the command began.";
+        members: u64, Gauge Count, "Processes that are trimmed.";
+        refused: u64, Gauge Count, "Processes that are left alone, or that can't be trimmed.";
+        due key "huge_pages_due": u64, Gauge Count, "Huge pages that wait for a look.";
+        budget_cpu_ns key "budget_cpu_seconds": u64, Counter Seconds, "CPU time charged to the budget: to find processes, to search them, to look and to split.";
+    }
+}
+
+/// The share of one CPU that may be used.
+pub const BUDGET: &Metric = &Metric {
+    part: Part::Trim,
+    kind: Kind::Gauge,
+    unit: Unit::Ratio,
+    name: Some("pagecrew_trim_budget_cpu_ratio"),
+    labels: &[],
+    json: Some("budget_cpu_ratio"),
+    help: "The share of one CPU that may be used; absent without a limit.",
+};
 
 /// Huge pages that were left as they are, by reason. The first five are those of the last scan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -52,6 +70,9 @@ pub struct Left {
     pub vanished: u64,
 }
 
+/// So many reasons are those of the last scan.
+const OF_SCAN: usize = 5;
+
 impl Tally {
     /// What stays of a process that is gone: what was done, and nothing of what is.
     pub(super) fn of_former(&self) -> Tally {
@@ -61,6 +82,41 @@ impl Tally {
 }
 
 impl Left {
+    /// Those of the last scan.
+    pub const AT_SCAN: &'static Metric = &Metric {
+        part: Part::Trim,
+        kind: Kind::Gauge,
+        unit: Unit::Count,
+        name: Some("pagecrew_trim_huge_pages_excepted"),
+        labels: &["reason"],
+        json: Some("totals.left.REASON"),
+        help: "Huge pages that the last scan left out: excluded, file, special, resting or unreadable.",
+    };
+
+    /// The others.
+    pub const AT_LOOK: &'static Metric = &Metric {
+        part: Part::Trim,
+        kind: Kind::Counter,
+        unit: Unit::Count,
+        name: Some("pagecrew_trim_huge_pages_left"),
+        labels: &["reason"],
+        json: Some("totals.left.REASON"),
+        help: "Huge pages that were left as they are when it was their turn: locked, shared, busy or vanished.",
+    };
+
+    /// The metric of the reason with this place in [`Left::NAMES`].
+    fn metric(index: usize) -> &'static Metric {
+        if index < OF_SCAN { Left::AT_SCAN } else { Left::AT_LOOK }
+    }
+
+    /// A sample for each reason.
+    pub fn samples(&self) -> impl Iterator<Item = Sample> + use<> {
+        Left::NAMES.iter().zip(self.counts()).enumerate().map(|(index, (name, count))| {
+            let metric = Left::metric(index);
+            Sample { metric, labels: vec![(*name).to_owned()], number: metric.number(count) }
+        })
+    }
+
     /// The reasons, as they are called in output.
     pub const NAMES: [&str; 9] =
         ["excluded", "file", "special", "resting", "unreadable", "locked", "shared", "busy", "vanished"];
@@ -132,6 +188,8 @@ mod tests {
             })
             .collect();
         assert_eq!(text(&sum), doubled);
+        let gauges = one.left.samples().filter(|sample| sample.metric.kind == Kind::Gauge);
+        assert_eq!(gauges.map(|sample| sample.labels.concat()).collect::<Vec<_>>(), Left::NAMES[..5]);
         let former = one.of_former();
         assert_eq!((former.huge_pages, former.gone_bytes), (0, one.gone_bytes));
         assert_eq!(former.left.counts()[..6], [0, 0, 0, 0, 0, one.left.locked]);

@@ -82,7 +82,7 @@ fn all_is_counted(place: &Place, client: &Client, attack: &str) {
     let mut since: Option<Instant> = None;
     while Instant::now() < deadline {
         let status = status(client);
-        let (held, counted) = (in_mount(place), READY + figure(&status, "taken"));
+        let (held, counted) = (in_mount(place), READY + figure(&status, "taken_bytes"));
         if held <= counted {
             since = None;
         } else {
@@ -159,7 +159,7 @@ fn try_it(name: &str) {
     all_is_counted(&place, &client, name);
     others_are_served(&client, name);
     attacker.end();
-    wait_for(&client, "given back", |status| figure(status, "taken") == 0);
+    wait_for(&client, "given back", |status| figure(status, "taken_bytes") == 0);
     all_is_counted(&place, &client, name);
     drop(client);
     assert_eq!(server.stop(), Ok(0), "{name}");
@@ -181,7 +181,7 @@ fn a_successor_knows_what_was_handed_out_whatever_became_of_it() {
         let server = serve(place.options(READY)).unwrap();
         assert!(before.elapsed() < late(), "{attack}: {:?}", before.elapsed());
         let client = Client::connect(&place.socket()).unwrap();
-        assert_eq!(figure(&status(&client), "taken"), 4 * MIB, "{attack}");
+        assert_eq!(figure(&status(&client), "taken_bytes"), 4 * MIB, "{attack}");
         if attack != "leased" {
             all_is_counted(&place, &client, attack);
         }
@@ -204,12 +204,12 @@ fn a_user_with_many_numbers_has_one_quota() {
         [NOBODY, 70_001, 70_002].iter().map(|&user| Attacker::start_as(user, &place, "take what is left")).collect();
     others.iter_mut().for_each(Attacker::rested);
     let status = status(&client);
-    assert!(status.contains(&format!("{{\"user\":{NOBODY},\"taken\":{QUOTA},\"files\":2,")), "{status}");
+    assert!(status.contains(&format!("{{\"user\":{NOBODY},\"taken_bytes\":{QUOTA},\"files\":2,")), "{status}");
     others.into_iter().for_each(Attacker::end);
     // Whose number is nobody's has a quota of his own.
     let mut other = Attacker::start_as(70_010, &place, "take what is left");
     other.rested();
-    assert_eq!(figure(&client.status().unwrap(), "taken"), QUOTA + QUOTA / 2);
+    assert_eq!(figure(&client.status().unwrap(), "taken_bytes"), QUOTA + QUOTA / 2);
     other.end();
     drop(client);
     server.stop().unwrap();
@@ -270,7 +270,7 @@ fn path_descriptor(_: &Path, client: &Client) {
         drop(taken);
         // Until it is no longer on the account, or never will be.
         let deadline = Instant::now() + 3 * late();
-        while figure(&status(client), "taken") > 0 && Instant::now() < deadline {
+        while figure(&status(client), "taken_bytes") > 0 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -532,7 +532,7 @@ fn descriptors_sent(directory: &Path, client: &Client) {
     socket.receive(&mut [0; 65536]).unwrap();
     drop(taken);
     let deadline = Instant::now() + 3 * late();
-    while figure(&status(client), "taken") > 0 {
+    while figure(&status(client), "taken_bytes") > 0 {
         assert!(Instant::now() < deadline, "the server has a descriptor that was sent to it");
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -135,7 +135,7 @@ fn wait_for(client: &Client, what: &str, is: impl Fn(&str) -> bool) {
 }
 
 fn wait_until_full(client: &Client) {
-    wait_for(client, "full", |status| status.contains("\"state\":\"full\"") && figure(status, "filling") == 0);
+    wait_for(client, "full", |status| status.contains("\"state\":\"full\"") && figure(status, "filling_bytes") == 0);
 }
 
 fn request(size: usize, until: Until) -> Request {
@@ -178,13 +178,16 @@ fn what_is_taken_is_ready_zero_huge_and_ones_own() {
     assert_eq!(huge.trim(), "32768 kB");
     wait_until_full(&client);
     let now = status(&client);
-    assert_eq!((figure(&now, "ready"), figure(&now, "taken"), figure(&now, "takes")), (64 * MIB, 32 * MIB, 1));
+    assert_eq!(
+        (figure(&now, "ready_bytes"), figure(&now, "taken_bytes"), figure(&now, "takes")),
+        (64 * MIB, 32 * MIB, 1)
+    );
     assert_eq!(client.release(&taken.path), Ok(32 * MIB));
     assert!(!taken.path.exists());
     // As long as somebody has it, it is taken.
-    assert_eq!(figure(&status(&client), "taken"), 32 * MIB);
+    assert_eq!(figure(&status(&client), "taken_bytes"), 32 * MIB);
     drop((mapped, taken));
-    wait_for(&client, "given back", |status| figure(status, "taken") == 0);
+    wait_for(&client, "given back", |status| figure(status, "taken_bytes") == 0);
     drop(client);
     assert_eq!(server.stop(), Ok(0));
     assert_eq!((place.mounts(), place.files()), (0, 0));
@@ -204,7 +207,7 @@ fn what_is_not_ready_is_zeroed_on_the_spot() {
     }
     drop(client);
     let client = Client::connect(&place.socket()).unwrap();
-    wait_for(&client, "given back", |status| figure(status, "taken") == 0);
+    wait_for(&client, "given back", |status| figure(status, "taken_bytes") == 0);
     // What was asked for is what waits from now on.
     client.take(&request(6 * MIB, Until::Closed)).unwrap();
     wait_until_full(&client);
@@ -242,7 +245,7 @@ fn a_file_stays_while_somebody_has_it() {
     std::thread::sleep(Duration::from_secs(4));
     assert!(path.exists(), "taken away from whoever has it mapped");
     drop(mapped);
-    wait_for(&client, "gone", |status| figure(status, "taken") == 0);
+    wait_for(&client, "gone", |status| figure(status, "taken_bytes") == 0);
     assert!(!path.exists());
     assert_eq!(code(client.release(&path)), Code::NotFound);
     drop(client);
@@ -270,13 +273,13 @@ fn a_server_that_stops_takes_nothing_from_those_who_have_it() {
     assert!(matches!(Client::connect(&place.socket()), Err(Error::NotServed(_))));
     // The next one takes over, and clients go on with it.
     let server = serve(place.options(8 * MIB)).unwrap();
-    assert_eq!(figure(&status(&client), "taken"), 8 * MIB);
+    assert_eq!(figure(&status(&client), "taken_bytes"), 8 * MIB);
     assert_eq!((place.mounts(), client.release(&promised)), (1, Ok(2 * MIB)));
     assert_eq!((client.release(&used.path), client.release(&tied)), (Ok(2 * MIB), Ok(2 * MIB)));
     // What somebody has open is counted as long as he has, and no longer.
-    assert_eq!(figure(&status(&client), "taken"), 4 * MIB);
+    assert_eq!(figure(&status(&client), "taken_bytes"), 4 * MIB);
     drop((used, released));
-    wait_for(&client, "given back", |status| figure(status, "taken") == 0);
+    wait_for(&client, "given back", |status| figure(status, "taken_bytes") == 0);
     drop(client);
     assert_eq!(server.stop(), Ok(0));
     assert_eq!(place.mounts(), 0);
@@ -340,7 +343,7 @@ fn another_user_gets_what_is_his_and_no_more() {
     let roots = client.take(&request(2 * MIB, Until::Closed)).unwrap();
     std::fs::write(place.0.join("roots"), roots.path.to_str().unwrap()).unwrap();
     assert!(as_user(NOBODY, "the_other_user", &place).wait().unwrap().success());
-    wait_for(&client, "given back", |status| figure(status, "taken") == 2 * MIB);
+    wait_for(&client, "given back", |status| figure(status, "taken_bytes") == 2 * MIB);
     assert!(roots.path.exists());
     drop((client, roots));
     server.stop().unwrap();
@@ -389,9 +392,9 @@ fn a_file_that_nobody_handed_out_goes_when_nobody_has_it() {
     // As a machine of root's does it that was told the name of a file which is gone.
     let stray = File::create_new(&path).unwrap();
     stray.set_len(4 * MIB as u64).unwrap();
-    wait_for(&client, "found", |status| figure(status, "taken") == 4 * MIB);
+    wait_for(&client, "found", |status| figure(status, "taken_bytes") == 4 * MIB);
     drop(stray);
-    wait_for(&client, "given back", |status| figure(status, "taken") == 0);
+    wait_for(&client, "given back", |status| figure(status, "taken_bytes") == 0);
     assert!(!path.exists());
     drop(client);
     server.stop().unwrap();
@@ -414,12 +417,12 @@ fn clients_that_crash_leave_nothing() {
             others.push(other);
         }
     }
-    wait_for(&client, "taken", |status| figure(status, "taken") > 0);
+    wait_for(&client, "taken", |status| figure(status, "taken_bytes") > 0);
     for mut other in others {
         other.kill().unwrap();
         other.wait().unwrap();
     }
-    wait_for(&client, "given back", |status| figure(status, "taken") == 0);
+    wait_for(&client, "given back", |status| figure(status, "taken_bytes") == 0);
     wait_until_full(&client);
     let files = std::fs::read_dir(place.mount().join("taken")).unwrap().count();
     assert_eq!(files, 0);
@@ -493,7 +496,7 @@ fn nonsense_is_answered_and_holds_nobody_up() {
     assert!(begin.elapsed() < Duration::from_secs(5));
     drop((client, rude));
     let client = Client::connect(&place.socket()).unwrap();
-    wait_for(&client, "given back", |status| figure(status, "taken") <= 8 * MIB);
+    wait_for(&client, "given back", |status| figure(status, "taken_bytes") <= 8 * MIB);
     for (size, wanted) in [(0, 0), (MIB, 0), (usize::MAX & !(2 * MIB - 1), 1), (1 << 46, 1)] {
         match client.take(&request(size, Until::Closed)) {
             Err(Error::Size(_)) if wanted == 0 => {}
@@ -564,7 +567,7 @@ fn free_memory_at_the_floor_is_left_alone_and_given_back() {
     let Some(server) = serve(high.clone()) else { return };
     let client = Client::connect(&place.socket()).unwrap();
     wait_for(&client, "waiting", |status| status.contains("\"state\":\"waiting: free memory"));
-    assert_eq!(figure(&status(&client), "ready"), 0);
+    assert_eq!(figure(&status(&client), "ready_bytes"), 0);
     // Nor is it zeroed on the spot, unless the operator says so.
     assert_eq!(code(client.take(&request(2 * MIB, Until::Closed))), Code::NoMemory);
     server.reconfigure(&Options { below_floor: true, ..high.clone() }).unwrap();
@@ -575,7 +578,7 @@ fn free_memory_at_the_floor_is_left_alone_and_given_back() {
     wait_until_full(&client);
     server.reconfigure(&high).unwrap();
     // Files leave the stock first, and count as given back once they are gone.
-    let all_went = |status: &str| figure(status, "ready") == 0 && figure(status, "given_back_bytes") == 64 * MIB;
+    let all_went = |status: &str| figure(status, "ready_bytes") == 0 && figure(status, "given_back_bytes") == 64 * MIB;
     wait_for(&client, "given back", all_went);
     drop(client);
     server.stop().unwrap();
@@ -588,7 +591,9 @@ fn the_size_changes_while_it_is_served() {
     let client = Client::connect(&place.socket()).unwrap();
     for size in [64 * MIB, 0, 8 * MIB, 2 * MIB] {
         assert_eq!(client.resize(size, None), Ok(size));
-        wait_for(&client, "resized", |status| figure(status, "ready") == size && status.contains("\"state\":\"full\""));
+        wait_for(&client, "resized", |status| {
+            figure(status, "ready_bytes") == size && status.contains("\"state\":\"full\"")
+        });
         // What is off the books goes a moment later.
         let used = || -> usize {
             let files = std::fs::read_dir(place.mount().join("ready")).unwrap();
@@ -694,7 +699,7 @@ fn what_a_killed_server_left_is_taken_over() {
     assert_eq!(place.mounts(), 1);
     let server = serve(Options { unused: Duration::ZERO, ..place.options(8 * MIB) }).unwrap();
     let client = Client::connect(&place.socket()).unwrap();
-    wait_for(&client, "given back", |status| figure(status, "taken") == 0);
+    wait_for(&client, "given back", |status| figure(status, "taken_bytes") == 0);
     wait_until_full(&client);
     drop(client);
     assert_eq!(server.stop(), Ok(0));

@@ -21,8 +21,11 @@ const STEP: Duration = Duration::from_millis(10);
 /// What the server says about itself, as far as it matters here.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Status {
+    #[serde(rename = "size_bytes")]
     pub size: usize,
+    #[serde(rename = "ready_bytes")]
     pub ready: usize,
+    #[serde(rename = "taken_bytes")]
     pub taken: usize,
     pub state: String,
     pub directory: PathBuf,
@@ -179,10 +182,10 @@ mod tests {
 
     #[test]
     fn what_a_status_says() {
-        let text = r#"{"version":1,"pid":7,"backing":"tmpfs","directory":"/run/x","size":8388608,"ready":4194304,
-            "filling":2097152,"taken":2097152,"limit":0,"floor":9,
-            "available":1,"cpu":0.25,"state":"waiting: memory is short",
-            "nodes":[{"node":0,"size":1,"ready":1,"filling":1,"taken":1,"files":[{"size":4,"filled":2}]}],
+        let text = r#"{"version":2,"pid":7,"backing":"tmpfs","directory":"/run/x","size_bytes":8388608,
+            "ready_bytes":4194304,"filling_bytes":2097152,"taken_bytes":2097152,"limit_bytes":0,"floor_bytes":9,
+            "available_bytes":1,"budget_cpu_ratio":0.25,"state":"waiting: memory is short",
+            "nodes":[{"node":0,"size_bytes":1,"ready_bytes":1,"filling_bytes":1,"taken_bytes":1,"files":[]}],
             "users":[],"counters":{"takes":1}}"#;
         let state = "waiting: memory is short".to_owned();
         let expected =

@@ -10,7 +10,7 @@ use serde::Deserialize;
 const NOT_POSSIBLE: i32 = 3;
 
 /// What was found and done, as far as it is measured here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 pub struct Counts {
     pub huge_pages: u64,
     pub under_used: u64,
@@ -18,8 +18,8 @@ pub struct Counts {
     pub split: u64,
     pub gone_bytes: u64,
     pub read_of_used_bytes: u64,
-    pub cpu_ns: u64,
-    pub split_ns: u64,
+    pub cpu_seconds: f64,
+    pub split_seconds: f64,
 }
 
 #[derive(Deserialize)]
@@ -134,10 +134,10 @@ mod tests {
 
     fn line(error: &str) -> String {
         let counts = r#""huge_pages":8,"looked_at":8,"under_used":5,"used":3,"split":5,"could_go_bytes":9,
-            "gone_bytes":8,"read_bytes":7,"read_of_used_bytes":6,"cpu_ns":50,"split_ns":40,
+            "gone_bytes":8,"read_bytes":7,"read_of_used_bytes":6,"cpu_seconds":0.5,"split_seconds":0.25,
             "left":{"excluded":0,"file":0,"locked":0,"shared":0,"busy":0,"resting":0,"unreadable":0}"#;
         let process = format!(r#"{{"pid":7,"name":"x",{counts},"ended":false,"error":{error}}}"#);
-        format!(r#"{{"seconds":0.1,"processes":[{process}],"totals":{{{counts}}}}}"#)
+        format!(r#"{{"elapsed_seconds":0.1,"processes":[{process}],"totals":{{{counts}}}}}"#)
     }
 
     #[test]
@@ -145,7 +145,7 @@ mod tests {
         let counts = Counts::parse(&line("null")).unwrap();
         assert_eq!((counts.huge_pages, counts.under_used, counts.used, counts.split), (8, 5, 3, 5));
         assert_eq!((counts.gone_bytes, counts.read_of_used_bytes), (8, 6));
-        assert_eq!((counts.cpu_ns, counts.split_ns), (50, 40));
+        assert_eq!((counts.cpu_seconds, counts.split_seconds), (0.5, 0.25));
     }
 
     #[test]

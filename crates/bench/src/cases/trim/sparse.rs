@@ -61,8 +61,8 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
 /// What a pass cost: our CPU time in % of the kernel's split, all CPU time per split, and the kernel's, in
 /// microseconds.
 fn cost(counts: &Counts) -> Vec<f64> {
-    let (all, split, number) = (counts.cpu_ns as f64, counts.split_ns as f64, counts.split as f64);
-    vec![(all - split) / split * 100.0, all / number / 1e3, split / number / 1e3]
+    let (all, split, number) = (counts.cpu_seconds * 1e6, counts.split_seconds * 1e6, counts.split as f64);
+    vec![(all - split) / split * 100.0, all / number, split / number]
 }
 
 /// A sparse program that is ready.
@@ -134,9 +134,9 @@ mod tests {
             split: 2,
             gone_bytes: 0,
             read_of_used_bytes: 0,
-            cpu_ns: 1_200_000,
-            split_ns: 1_000_000,
+            cpu_seconds: 1.5e-3,
+            split_seconds: 1.25e-3,
         };
-        assert_eq!(cost(&counts), [20.0, 600.0, 500.0]);
+        assert_eq!(cost(&counts), [20.0, 750.0, 625.0]);
     }
 }
