@@ -81,8 +81,8 @@ if len(sys.argv) > 1:
 EOF
     # PROGRAM ARGUMENT...: prints how much was elsewhere at the end.
     elsewhere() {
-        "$pagecrew" run --stats-json "$work/stats" -- "$@" >"$work/out" || fail "status $?"
-        python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["counters"]["elsewhere_bytes"])' "$work/stats"
+        "$pagecrew" run --stats-json "$work/report" -- "$@" >"$work/out" || fail "status $?"
+        python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["counters"]["elsewhere_bytes"])' "$work/report"
     }
     of=$(elsewhere python3 "$work/reported.py" "$pagecrew")
     [ "$of" -eq 0 ] || fail "$of bytes are elsewhere, and node $node has enough"
