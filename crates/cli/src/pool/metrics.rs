@@ -46,7 +46,7 @@ mod tests {
     use super::*;
     use crate::metrics::check::{assert_complete, assert_registered};
     use crate::metrics::text;
-    use pagecrew::pool::{Counters, FileStatus, NodeStatus, Status, Sums, UserStatus};
+    use pagecrew::pool::{Counters, FileStatus, NodeStatus, Status, Sums, TakenStatus, UserStatus};
     use pagecrew::stats::Part;
 
     fn status() -> Status {
@@ -63,6 +63,7 @@ mod tests {
             sums: Sums { size_bytes: 64, ..Sums::default() },
             nodes: vec![node.clone(), NodeStatus { node: 4, ..node }],
             users: vec![user, other],
+            taken: vec![TakenStatus { size_bytes: 16, held_ns: 1_500_000_000, ..TakenStatus::default() }],
             counters: Counters { takes: 3, cpu_ns: 2_500_000_000, ..Counters::default() },
         }
     }
@@ -96,6 +97,6 @@ mod tests {
     #[test]
     fn the_document_is_what_is_registered() {
         let document = serde_json::from_str(&status().json()).unwrap();
-        assert_registered(Part::Pool, &document, &["version", "pid", "nodes[].node", "users[].user"]);
+        assert_registered(Part::Pool, &document, &["version", "pid", "nodes[].node", "users[].user", "taken[].user", "taken[].node"]);
     }
 }

@@ -76,6 +76,7 @@ struct Status {
     state: String,
     nodes: Vec<Node>,
     users: Vec<Holder>,
+    taken: Vec<Taken>,
     counters: Counters,
 }
 
@@ -104,6 +105,15 @@ struct Holder {
     taken_bytes: u64,
     files: u64,
     quota_bytes: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Taken {
+    user: u32,
+    node: usize,
+    file: String,
+    size_bytes: u64,
+    held_seconds: f64,
 }
 
 #[derive(Deserialize)]
@@ -162,7 +172,35 @@ fn text(json: &str) -> Result<String, Failure> {
         }
         text += &format!("\n{}", render(&users));
     }
+    if !status.taken.is_empty() {
+        let mut taken = table(&["taken by", "since", "size", "node", "file"]);
+        for file in &status.taken {
+            let size = Bytes(file.size_bytes).to_string();
+            taken.add_row([
+                name(file.user),
+                age(file.held_seconds),
+                size,
+                file.node.to_string(),
+                printable(&file.file),
+            ]);
+        }
+        text += &format!("\n{}", render(&taken));
+        let all: u64 = status.users.iter().map(|user| user.files).sum();
+        if all > status.taken.len() as u64 {
+            let _ = writeln!(text, "and {} more", all - status.taken.len() as u64);
+        }
+    }
     Ok(text)
+}
+
+/// How long ago that is, as people say it.
+fn age(seconds: f64) -> String {
+    match seconds as u64 {
+        few @ 0..120 => format!("{few} s"),
+        few @ 120..7200 => format!("{} min", few / 60),
+        few @ 7200..172_800 => format!("{} h", few / 3600),
+        many => format!("{} days", many / 86_400),
+    }
 }
 
 fn counts(counters: &Counters) -> String {
@@ -210,7 +248,7 @@ mod tests {
         "budget_cpu_ratio":0.25,"state":"filling","nodes":[{"node":0,"size_bytes":17179869184,"ready_bytes":12884901888,"here_bytes":10737418240,"unverified_bytes":2147483648,"filling_bytes":4294967296,
         "taken_bytes":8589934592,"files":[{"size_bytes":4294967296,"filled_bytes":4294967296},{"size_bytes":4294967296,"filled_bytes":4294967296},
         {"size_bytes":8589934592,"filled_bytes":4294967296}]}],"users":[{"user":0,"taken_bytes":8589934592,"files":1,"quota_bytes":null},
-        {"user":3999999999,"taken_bytes":2097152,"files":2,"quota_bytes":4194304}],"counters":{"takes":3,"handed_out_bytes":1000,
+        {"user":3999999999,"taken_bytes":2097152,"files":2,"quota_bytes":4194304}],"taken":[{"user":0,"node":0,"file":"0123456789abcdef-n0","size_bytes":8589934592,"held_seconds":7300.0}],"counters":{"takes":3,"handed_out_bytes":1000,
         "handed_out_ready_bytes":980,"refused":7,"released":1,"filled_bytes":1,"given_back_bytes":0,"elsewhere_bytes":2097152,"cpu_seconds":0.5}}"#;
 
     #[test]
@@ -225,6 +263,8 @@ mod tests {
             "2 MiB came from other nodes and went back\n",
             "root ",
             "3999999999 ",
+            "root      2 h    8 GiB  0     0123456789abcdef-n0\n",
+            "and 2 more\n",
         ] {
             assert!(text.contains(expected), "'{expected}' in {text}");
         }

@@ -15,6 +15,7 @@ use crate::metrics::Address;
 use crate::settings;
 use crate::values::parse_percent;
 use config::Config;
+use pagecrew::sys::process;
 use pagecrew::trim::{Exclusion, Options, support};
 use pagecrew::units::{parse_duration, parse_size};
 use select::{Selection, Wanted};
@@ -115,7 +116,8 @@ struct Job {
 pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let job = read(&arguments)?;
     support::check().map_err(|error| Failure::Impossible(error.to_string()))?;
-    allow_many_files();
+    // Each process takes two descriptors, and there may be ten thousand.
+    process::raise_descriptor_limit();
     if arguments.watch { watch::run(&arguments, job) } else { pass::run(job) }
 }
 
@@ -184,18 +186,6 @@ fn job(arguments: &Arguments, config: Config) -> Result<Job, Failure> {
     };
     let hold = !arguments.no_hold && config.hold.unwrap_or(true);
     Ok(Job { selection, options, hold, json: arguments.json, metrics: metrics.or(config.metrics) })
-}
-
-/// Each process takes two descriptors, and there may be ten thousand: as many as this process may have at all.
-fn allow_many_files() {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a valid place for the answer, and then the new value. Where it is refused, the processes beyond it say so.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
-        }
-    }
 }
 
 const INTERVAL_LEAST: Duration = Duration::from_millis(100);

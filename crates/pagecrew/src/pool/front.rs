@@ -21,12 +21,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Connections at once, of all users.
-const MOST: usize = 8192;
-/// Of these, room that only root has.
-const ROOT_ROOM: usize = 256;
-/// Connections of one user that isn't root.
-const OF_USER: usize = super::quota::FILES_MOST + 64;
 /// A connection that has no file and asks nothing for so long is ended.
 const IDLE: Duration = Duration::from_secs(60);
 /// How often that is looked at, while there are connections.
@@ -219,7 +213,7 @@ impl Common {
     fn has_room(&self, account: u32) -> bool {
         let connections = lock(&self.connections);
         let of_user = connections.values().filter(|connection| connection.account == account).count();
-        connections.len() < MOST && (account == 0 || (of_user < OF_USER && connections.len() < MOST - ROOT_ROOM))
+        self.shared.capacity.takes_in(account, connections.len(), of_user)
     }
 
     /// Ends connections that have nothing and ask nothing.

@@ -12,6 +12,7 @@
 //! Source: zero free pages ahead of time (Liang Li, 2020), whose reviewers asked for a pool of ready files instead, for many CPUs at
 //! allocation, and for somebody to pay.
 
+mod capacity;
 mod client;
 mod completion;
 mod error;
@@ -40,5 +41,5 @@ pub use protocol::{ANSWER_MOST, Answer, Code, Malformed, REQUEST_MOST, Request a
 pub use quota::{Exceeded, FILES_MOST, GroupQuota, Quotas, Subordinates};
 pub use server::{Observer, Progress, Server};
 pub use state::Counters;
-pub use status::{FileStatus, NodeStatus, STATUS_VERSION, Status, Sums, UserStatus};
+pub use status::{FileStatus, NodeStatus, STATUS_VERSION, Status, Sums, TakenStatus, UserStatus};
 pub use store::safe_directory;

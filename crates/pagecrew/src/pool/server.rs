@@ -1,5 +1,6 @@
 //! The server: what clients ask is taken in by the front, and done here; what is to be kept ready, by the keeper.
 
+use super::capacity::Capacity;
 use super::error::Error;
 use super::front::{Connection, Front};
 use super::gate;
@@ -13,7 +14,7 @@ use super::store::{self, Left, Store, Waiting};
 use crate::sys::mount::MemoryFs;
 use crate::sys::sched::{self, Class};
 use crate::sys::seqpacket::{Peer, Socket};
-use crate::sys::{Errno, HUGE_PAGE_SIZE, cgroup, clock, procfs, topology};
+use crate::sys::{Errno, HUGE_PAGE_SIZE, cgroup, clock, process, procfs, topology};
 use crate::units::Bytes;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::BTreeMap;
@@ -30,6 +31,7 @@ pub(super) struct Shared {
     pub store: Store,
     pub directory: PathBuf,
     pub limit: usize,
+    pub capacity: Capacity,
     /// Whether the machine has nodes to choose from.
     pub several_nodes: bool,
     state: Mutex<State>,
@@ -58,7 +60,7 @@ pub struct Observer(Arc<Shared>);
 impl Observer {
     /// How the pool stands now.
     pub fn status(&self) -> Status {
-        self.0.status()
+        self.0.status(None)
     }
 }
 
@@ -112,19 +114,23 @@ impl Shared {
             }
             Request::Release { path } => Ok((self.release(connection, Path::new(&path))?, None)),
             Request::Resize { size, node } => Ok((self.resize(connection.peer, size, node)?, None)),
-            Request::Status => Ok((Answer::Status { json: self.status().json() }, None)),
+            Request::Status => {
+                let all = connection.peer.user == 0 || connection.peer.user == rustix::process::geteuid().as_raw();
+                let json = self.status((!all).then_some(connection.account)).json();
+                Ok((Answer::Status { json }, None))
+            }
         }
     }
 
-    /// How it stands now.
-    fn status(&self) -> Status {
+    /// How it stands now; with `viewer`, of users and their files only what is his.
+    fn status(&self, viewer: Option<u32>) -> Status {
         let facts = Facts {
             backing: self.store.kind().name(),
             directory: self.directory.clone(),
             limit: self.limit,
             available: self.available(),
         };
-        Status::new(&self.state(), facts)
+        Status::new(&self.state(), facts, viewer)
     }
 
     fn take(
@@ -210,6 +216,10 @@ impl Shared {
                     Bytes(size as u64)
                 ),
             ));
+        }
+        if !self.capacity.hands_out(user, state.taken.len()) {
+            let message = "the server has as many files as it may have open; see LimitNOFILE of its service".into();
+            return Err(Refusal(Code::TooMany, message));
         }
         let charged = state.settings.quotas.charge(&mut state.accounts, user, size);
         charged.map_err(|error| Refusal(Code::Quota, error.to_string()))?;
@@ -493,6 +503,7 @@ impl Server {
             store,
             directory: options.directory,
             limit,
+            capacity: Capacity::of(process::raise_descriptor_limit()),
             several_nodes: nodes.len() > 1,
             state: Mutex::new(state),
             wake,

@@ -2,6 +2,7 @@
 
 use super::state::{Condition, Counters, Node, State};
 use crate::stats::{Figure, Kind, Metric, Number, Part, Sample, Unit, figures, samples};
+use crate::sys::clock;
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -64,6 +65,23 @@ figures! {
     }
 }
 
+figures! {
+    /// A file that somebody has.
+    #[derive(Debug, Clone, Default, PartialEq, Eq)]
+    pub struct TakenStatus: Pool, none, [], "taken[]." {
+        size_bytes: u64, Gauge Bytes, "The size of a file that is taken, as it was handed out.";
+        held_ns key "held_seconds": u64, Gauge Seconds, "Time since it was handed out.";
+    }
+    with {
+        /// The number of the user on whose account it is.
+        pub user: u32,
+        /// The kernel's number of its node.
+        pub node: usize,
+        /// Its name.
+        pub file: String,
+    }
+}
+
 /// The share of one CPU that filling may take.
 const BUDGET: &Metric = &Metric {
     part: Part::Pool,
@@ -105,6 +123,8 @@ pub struct Status {
     pub nodes: Vec<NodeStatus>,
     /// Who has taken something.
     pub users: Vec<UserStatus>,
+    /// What is taken, the longest held first.
+    pub taken: Vec<TakenStatus>,
     /// What has been done.
     pub counters: Counters,
 }
@@ -118,10 +138,21 @@ pub(super) struct Facts {
 }
 
 impl Status {
-    /// The status of a pool in this state.
-    pub(super) fn new(state: &State, facts: Facts) -> Status {
+    /// The status of a pool in this state; with `viewer`, of users and their files only what is his.
+    pub(super) fn new(state: &State, facts: Facts, viewer: Option<u32>) -> Status {
+        let seen = |user: u32| viewer.is_none_or(|viewer| viewer == user);
+        let now = clock::since_1970();
+        let taken = state.taken.values().filter(|taken| seen(taken.user)).map(|taken| TakenStatus {
+            size_bytes: taken.size as u64,
+            held_ns: now.saturating_sub(taken.since).saturating_mul(1_000_000_000),
+            user: taken.user,
+            node: taken.node,
+            file: taken.name.clone(),
+        });
+        let mut taken: Vec<TakenStatus> = taken.collect();
+        taken.sort_by_key(|taken| std::cmp::Reverse(taken.held_ns));
         let nodes: Vec<NodeStatus> = state.nodes.iter().map(|(&number, node)| of_node(state, number, node)).collect();
-        let users = state.accounts.users().map(|(user, bytes, files)| UserStatus {
+        let users = state.accounts.users().filter(|&(user, ..)| seen(user)).map(|(user, bytes, files)| UserStatus {
             taken_bytes: bytes as u64,
             files: files as u64,
             quota_bytes: state.settings.quotas.of(user).map(|quota| quota as u64),
@@ -144,6 +175,7 @@ impl Status {
             state: condition(&state.condition),
             sums,
             users: users.collect(),
+            taken,
             nodes,
             counters: state.counters,
         }
@@ -151,10 +183,15 @@ impl Status {
 
     /// Every metric of a pool.
     pub fn metrics() -> impl Iterator<Item = &'static Metric> {
-        [Sums::METRICS, NodeStatus::METRICS, FileStatus::METRICS, UserStatus::METRICS, Counters::METRICS]
-            .into_iter()
-            .flatten()
-            .chain([BUDGET, WAITING])
+        let parts = [
+            Sums::METRICS,
+            NodeStatus::METRICS,
+            FileStatus::METRICS,
+            UserStatus::METRICS,
+            TakenStatus::METRICS,
+            Counters::METRICS,
+        ];
+        parts.into_iter().flatten().chain([BUDGET, WAITING])
     }
 
     /// The samples of the metrics that OpenMetrics has. Users are told apart by their numbers.
@@ -206,6 +243,13 @@ impl Status {
             write_figures(out, user.figures())?;
             write!(out, "}}")?;
         }
+        write!(out, "],\"taken\":[")?;
+        for (index, taken) in self.taken.iter().take(TAKEN_SHOWN).enumerate() {
+            write!(out, "{}{{\"user\":{},\"node\":{}", comma(index), taken.user, taken.node)?;
+            write!(out, ",\"file\":{}", quoted(&taken.file))?;
+            write_figures(out, taken.figures())?;
+            write!(out, "}}")?;
+        }
         write!(out, "],\"counters\":{{")?;
         write_members(out, self.counters.figures())?;
         write!(out, "}}}}")
@@ -213,8 +257,9 @@ impl Status {
 }
 
 /// An answer is one packet; on a machine with many nodes the sums say enough.
-const FILES_SHOWN: usize = 64;
+const FILES_SHOWN: usize = 32;
 const USERS_SHOWN: usize = 100;
+const TAKEN_SHOWN: usize = 100;
 
 fn of_node(state: &State, number: usize, node: &Node) -> NodeStatus {
     let size = state.settings.sizes.get(&number).copied().unwrap_or(0);
@@ -308,7 +353,7 @@ mod tests {
         let mut state = State::new(settings);
         (1..2000).for_each(|user| state.accounts.charge(user, 1 << 40, None).unwrap());
         let facts = Facts { backing: "tmpfs", directory: "/run/x".into(), limit: 1 << 44, available: 1 << 43 };
-        let status = Status::new(&state, facts);
+        let status = Status::new(&state, facts, None);
         let text = status.json();
         assert!(text.len() < super::super::protocol::ANSWER_MOST - 100, "{}", text.len());
         assert!(text.starts_with("{\"version\":2,") && text.ends_with("}}"));

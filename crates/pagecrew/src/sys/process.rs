@@ -120,6 +120,23 @@ pub fn start_ticks(pid: i32) -> Result<u64, Errno> {
     fields.split_ascii_whitespace().nth(19).and_then(|field| field.parse().ok()).ok_or(Errno(libc::EILSEQ))
 }
 
+/// Lets this process have as many descriptors as it may have at all (`RLIMIT_NOFILE`), and returns how many that is.
+pub fn raise_descriptor_limit() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid place for the answer, and then the new value.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) != 0 {
+            return 0;
+        }
+        let before = limit.rlim_cur;
+        limit.rlim_cur = limit.rlim_max;
+        if libc::setrlimit(libc::RLIMIT_NOFILE, &limit) != 0 {
+            limit.rlim_cur = before;
+        }
+    }
+    usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -299,7 +299,8 @@ fn mode_changed_back(_: &Path, client: &Client) {
                     let _ = std::fs::set_permissions(by_number(&kept), std::fs::Permissions::from_mode(0o666));
                 }
             });
-            client.release(&path).unwrap();
+            // On a slow machine, nobody has had it open for so long that it has gone by itself.
+            let _ = client.release(&path);
             stop.store(true, std::sync::atomic::Ordering::Relaxed);
         });
         assert!(open(by_number(&kept), libc::O_RDWR).is_err());

@@ -368,6 +368,10 @@ fn the_other_user() {
     assert!(std::fs::remove_file(&taken.path).is_err());
     assert_eq!(code(client.release(&roots)), Code::Denied);
     assert_eq!(code(client.resize(1 << 30, None)), Code::Denied);
+    // Of who has what, one sees one's own.
+    let status = status(&client);
+    assert!(status.contains(taken.path.file_name().unwrap().to_str().unwrap()), "{status}");
+    assert!(!status.contains("\"user\":0,"), "{status}");
     // More than the quota isn't had by asking twice, nor by giving back what one still has.
     assert_eq!(code(client.take(&request(6 * MIB, Until::Unused))), Code::Quota);
     client.release(&taken.path).unwrap();
