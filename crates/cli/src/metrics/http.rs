@@ -5,7 +5,7 @@ pub const HEAD_MOST: usize = 8 << 10;
 
 /// What is done with what a client has sent so far.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Outcome {
     /// The head of the request is not complete yet.
     More,
     /// It asks for the metrics.
@@ -15,25 +15,25 @@ pub enum Verdict {
 }
 
 /// What `bytes`, the first of a connection, ask for.
-pub fn judge(bytes: &[u8]) -> Verdict {
+pub fn judge(bytes: &[u8]) -> Outcome {
     let complete = bytes.windows(4).any(|end| end == b"\r\n\r\n") || bytes.windows(2).any(|end| end == b"\n\n");
     if !complete {
-        return if bytes.len() < HEAD_MOST { Verdict::More } else { Verdict::Refused(TOO_LARGE) };
+        return if bytes.len() < HEAD_MOST { Outcome::More } else { Outcome::Refused(TOO_LARGE) };
     }
     let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let Ok(line) = std::str::from_utf8(line) else { return Verdict::Refused(BAD_REQUEST) };
+    let Ok(line) = std::str::from_utf8(line) else { return Outcome::Refused(BAD_REQUEST) };
     let mut words = line.trim_end_matches('\r').split(' ');
     let (Some(method), Some(target), Some(version), None) = (words.next(), words.next(), words.next(), words.next())
     else {
-        return Verdict::Refused(BAD_REQUEST);
+        return Outcome::Refused(BAD_REQUEST);
     };
     let sound = !method.is_empty() && method.bytes().all(|byte| byte.is_ascii_uppercase()) && target.starts_with('/');
     match (version, method, target.split('?').next()) {
-        _ if !sound => Verdict::Refused(BAD_REQUEST),
-        ("HTTP/1.1" | "HTTP/1.0", "GET", Some("/metrics")) => Verdict::Metrics,
-        ("HTTP/1.1" | "HTTP/1.0", _, Some("/metrics")) => Verdict::Refused(NOT_ALLOWED),
-        ("HTTP/1.1" | "HTTP/1.0", ..) => Verdict::Refused(NOT_FOUND),
-        _ => Verdict::Refused(BAD_REQUEST),
+        _ if !sound => Outcome::Refused(BAD_REQUEST),
+        ("HTTP/1.1" | "HTTP/1.0", "GET", Some("/metrics")) => Outcome::Metrics,
+        ("HTTP/1.1" | "HTTP/1.0", _, Some("/metrics")) => Outcome::Refused(NOT_ALLOWED),
+        ("HTTP/1.1" | "HTTP/1.0", ..) => Outcome::Refused(NOT_FOUND),
+        _ => Outcome::Refused(BAD_REQUEST),
     }
 }
 
@@ -69,26 +69,26 @@ mod tests {
     #[test]
     fn only_the_metrics_are_served() {
         for (head, verdict) in [
-            ("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", Verdict::Metrics),
-            ("GET /metrics?name=x HTTP/1.0\r\n\r\n", Verdict::Metrics),
-            ("GET /metrics HTTP/1.1\n\n", Verdict::Metrics),
-            ("GET / HTTP/1.1\r\n\r\n", Verdict::Refused(NOT_FOUND)),
-            ("GET /metrics/ HTTP/1.1\r\n\r\n", Verdict::Refused(NOT_FOUND)),
-            ("POST /other HTTP/1.1\r\n\r\n", Verdict::Refused(NOT_FOUND)),
-            ("POST /metrics HTTP/1.1\r\n\r\n", Verdict::Refused(NOT_ALLOWED)),
-            ("HEAD /metrics HTTP/1.1\r\n\r\n", Verdict::Refused(NOT_ALLOWED)),
-            ("get /metrics HTTP/1.1\r\n\r\n", Verdict::Refused(BAD_REQUEST)),
-            ("GET /metrics HTTP/2.0\r\n\r\n", Verdict::Refused(BAD_REQUEST)),
-            ("GET /metrics\r\n\r\n", Verdict::Refused(BAD_REQUEST)),
-            ("GET  /metrics HTTP/1.1\r\n\r\n", Verdict::Refused(BAD_REQUEST)),
-            ("\r\n\r\n", Verdict::Refused(BAD_REQUEST)),
-            ("GET /metrics HTTP/1.1\r\n", Verdict::More),
-            ("", Verdict::More),
+            ("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", Outcome::Metrics),
+            ("GET /metrics?name=x HTTP/1.0\r\n\r\n", Outcome::Metrics),
+            ("GET /metrics HTTP/1.1\n\n", Outcome::Metrics),
+            ("GET / HTTP/1.1\r\n\r\n", Outcome::Refused(NOT_FOUND)),
+            ("GET /metrics/ HTTP/1.1\r\n\r\n", Outcome::Refused(NOT_FOUND)),
+            ("POST /other HTTP/1.1\r\n\r\n", Outcome::Refused(NOT_FOUND)),
+            ("POST /metrics HTTP/1.1\r\n\r\n", Outcome::Refused(NOT_ALLOWED)),
+            ("HEAD /metrics HTTP/1.1\r\n\r\n", Outcome::Refused(NOT_ALLOWED)),
+            ("get /metrics HTTP/1.1\r\n\r\n", Outcome::Refused(BAD_REQUEST)),
+            ("GET /metrics HTTP/2.0\r\n\r\n", Outcome::Refused(BAD_REQUEST)),
+            ("GET /metrics\r\n\r\n", Outcome::Refused(BAD_REQUEST)),
+            ("GET  /metrics HTTP/1.1\r\n\r\n", Outcome::Refused(BAD_REQUEST)),
+            ("\r\n\r\n", Outcome::Refused(BAD_REQUEST)),
+            ("GET /metrics HTTP/1.1\r\n", Outcome::More),
+            ("", Outcome::More),
         ] {
             assert_eq!(judge(head.as_bytes()), verdict, "{head:?}");
         }
-        assert_eq!(judge(&[b'a'; HEAD_MOST]), Verdict::Refused(TOO_LARGE));
-        assert_eq!(judge(&[b'a'; HEAD_MOST - 1]), Verdict::More);
+        assert_eq!(judge(&[b'a'; HEAD_MOST]), Outcome::Refused(TOO_LARGE));
+        assert_eq!(judge(&[b'a'; HEAD_MOST - 1]), Outcome::More);
     }
 
     #[test]
@@ -102,7 +102,7 @@ mod tests {
     proptest! {
         #[test]
         fn garbage_is_never_the_metrics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            prop_assert!(judge(&bytes) != Verdict::Metrics);
+            prop_assert!(judge(&bytes) != Outcome::Metrics);
         }
     }
 }

@@ -2,7 +2,7 @@
 //! connections at a time, and those in a second. So a client that is slow, floods or sends nonsense delays at most other scrapers.
 
 use super::address::Address;
-use super::http::{self, HEAD_MOST, Verdict};
+use super::http::{self, HEAD_MOST, Outcome};
 use super::listener::Listener;
 use super::text::text;
 use crate::failure::Failure;
@@ -176,9 +176,9 @@ impl<S: FnMut() -> Vec<Sample>> Scrapers<S> {
                 Err(errno) => return waits(errno),
             }
             let response = match http::judge(bytes) {
-                Verdict::More => return true,
-                Verdict::Metrics => http::metrics(self.fresh_text()),
-                Verdict::Refused(status) => http::refused(status),
+                Outcome::More => return true,
+                Outcome::Metrics => http::metrics(self.fresh_text()),
+                Outcome::Refused(status) => http::refused(status),
             };
             if let Some(connection) = self.connections.get_mut(place) {
                 connection.stage = Stage::Writing(response, 0);

@@ -97,6 +97,10 @@ mod tests {
     #[test]
     fn the_document_is_what_is_registered() {
         let document = serde_json::from_str(&status().json()).unwrap();
-        assert_registered(Part::Pool, &document, &["version", "pid", "nodes[].node", "users[].user", "taken[].user", "taken[].node"]);
+        assert_registered(
+            Part::Pool,
+            &document,
+            &["version", "pid", "nodes[].node", "users[].user", "taken[].user", "taken[].node"],
+        );
     }
 }

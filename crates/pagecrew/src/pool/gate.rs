@@ -30,7 +30,7 @@ const PLENTY_PARTS: u64 = 8;
 
 /// What is known at a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Signals {
+pub struct Readings {
     /// The time.
     pub now_ns: u64,
     /// All memory of the machine or the control group, the lesser.
@@ -61,7 +61,7 @@ impl fmt::Display for Reason {
 
 /// What the pool is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Decision {
     /// The next piece may be filled.
     Fill,
     /// Nothing.
@@ -147,7 +147,7 @@ impl Gate {
 
     /// Whether tasks waited for memory since the last look that was long enough ago, and whether that may come from
     /// filling. `None`: nothing new is known.
-    fn pressure(&mut self, signals: Signals) -> Option<(bool, bool)> {
+    fn pressure(&mut self, signals: Readings) -> Option<(bool, bool)> {
         let now = Span { since_ns: signals.now_ns, stall_us: signals.stall_us? };
         let span = *self.span.get_or_insert(now);
         let passed_ns = now.since_ns.saturating_sub(span.since_ns);
@@ -162,17 +162,17 @@ impl Gate {
 
     /// What to do now, if `ready` bytes wait that could go back, and the next piece to be filled takes `next`; 0 if
     /// none is to be filled and this is but a look at the machine.
-    pub fn judge(&mut self, signals: Signals, ready: u64, next: u64) -> Verdict {
-        let Signals { now_ns, total, available, .. } = signals;
+    pub fn judge(&mut self, signals: Readings, ready: u64, next: u64) -> Decision {
+        let Readings { now_ns, total, available, .. } = signals;
         let pages = |bytes: u64| bytes.min(ready).next_multiple_of(HUGE_PAGE_SIZE as u64).min(ready);
         let pressure = self.pressure(signals);
         if available < self.floor {
             self.held = true;
             if ready == 0 {
-                return Verdict::Wait(Reason::Floor);
+                return Decision::Wait(Reason::Floor);
             }
             self.pause(Reason::Floor, PAUSE_MOST, now_ns);
-            return Verdict::GiveBack(pages(self.floor - available));
+            return Decision::GiveBack(pages(self.floor - available));
         }
         match pressure {
             Some((true, true)) => self.pause(Reason::Pressure, PAUSE_OWN_MOST, now_ns),
@@ -184,25 +184,25 @@ impl Gate {
                 if give > 0 && (!plenty || *spare >= give) {
                     *spare = spare.saturating_sub(give);
                     self.held = true;
-                    return Verdict::GiveBack(give);
+                    return Decision::GiveBack(give);
                 }
             }
             Some((false, _)) if now_ns >= self.until_ns => self.spare = None,
             _ => {}
         }
         if now_ns < self.until_ns {
-            return Verdict::Wait(self.reason);
+            return Decision::Wait(self.reason);
         }
         let margin = margin(total) * if self.held { 2 } else { 1 };
         if available.saturating_sub(next) < self.floor.saturating_add(margin) {
             self.held = true;
-            return Verdict::Wait(Reason::Floor);
+            return Decision::Wait(Reason::Floor);
         }
         if next > 0 {
             self.held = false;
             self.filled_ns = Some(now_ns);
         }
-        Verdict::Fill
+        Decision::Fill
     }
 }
 
@@ -215,8 +215,8 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const GIB: u64 = 1 << 30;
 
-    fn at(now_ns: u64, available: u64, stall_us: u64) -> Signals {
-        Signals { now_ns, total: 16 * GIB, available, stall_us: Some(stall_us) }
+    fn at(now_ns: u64, available: u64, stall_us: u64) -> Readings {
+        Readings { now_ns, total: 16 * GIB, available, stall_us: Some(stall_us) }
     }
 
     #[test]
@@ -236,30 +236,30 @@ mod tests {
     #[test]
     fn filling_ends_at_the_margin_and_begins_again_at_twice_that() {
         let mut gate = Gate::new(GIB);
-        assert_eq!(gate.judge(at(0, 2 * GIB, 0), 0, GIB - 64 * MIB), Verdict::Fill);
-        assert_eq!(gate.judge(at(1, 2 * GIB, 0), 0, GIB - 62 * MIB), Verdict::Wait(Reason::Floor));
-        assert_eq!(gate.judge(at(2, 2 * GIB, 0), 0, GIB - 64 * MIB), Verdict::Wait(Reason::Floor));
-        assert_eq!(gate.judge(at(3, 2 * GIB, 0), 0, GIB - 128 * MIB), Verdict::Fill);
-        assert_eq!(gate.judge(at(4, 2 * GIB, 0), 0, GIB - 64 * MIB), Verdict::Fill);
+        assert_eq!(gate.judge(at(0, 2 * GIB, 0), 0, GIB - 64 * MIB), Decision::Fill);
+        assert_eq!(gate.judge(at(1, 2 * GIB, 0), 0, GIB - 62 * MIB), Decision::Wait(Reason::Floor));
+        assert_eq!(gate.judge(at(2, 2 * GIB, 0), 0, GIB - 64 * MIB), Decision::Wait(Reason::Floor));
+        assert_eq!(gate.judge(at(3, 2 * GIB, 0), 0, GIB - 128 * MIB), Decision::Fill);
+        assert_eq!(gate.judge(at(4, 2 * GIB, 0), 0, GIB - 64 * MIB), Decision::Fill);
         gate.set_floor(3 * GIB);
-        assert_eq!(gate.judge(at(5, 2 * GIB, 0), 0, 2 * MIB), Verdict::Wait(Reason::Floor));
+        assert_eq!(gate.judge(at(5, 2 * GIB, 0), 0, 2 * MIB), Decision::Wait(Reason::Floor));
         // More than there is.
         gate.set_floor(u64::MAX);
-        assert_eq!(gate.judge(at(6, 2 * GIB, 0), GIB, u64::MAX), Verdict::GiveBack(GIB));
+        assert_eq!(gate.judge(at(6, 2 * GIB, 0), GIB, u64::MAX), Decision::GiveBack(GIB));
     }
 
     #[test]
     fn what_is_missing_to_the_floor_goes_back_as_far_as_it_is_there() {
         let mut gate = Gate::new(GIB);
-        assert_eq!(gate.judge(at(0, GIB - 1, 0), 8 * MIB, MIB), Verdict::GiveBack(2 * MIB));
-        assert_eq!(gate.judge(at(1, GIB - 9 * MIB, 0), 8 * MIB, MIB), Verdict::GiveBack(8 * MIB));
-        assert_eq!(gate.judge(at(2, GIB - 9 * MIB, 0), 0, MIB), Verdict::Wait(Reason::Floor));
+        assert_eq!(gate.judge(at(0, GIB - 1, 0), 8 * MIB, MIB), Decision::GiveBack(2 * MIB));
+        assert_eq!(gate.judge(at(1, GIB - 9 * MIB, 0), 8 * MIB, MIB), Decision::GiveBack(8 * MIB));
+        assert_eq!(gate.judge(at(2, GIB - 9 * MIB, 0), 0, MIB), Decision::Wait(Reason::Floor));
         // A wait follows, each time a longer one.
-        assert_eq!(gate.judge(at(SECOND, 9 * GIB, 0), 0, MIB), Verdict::Wait(Reason::Floor));
-        assert_eq!(gate.judge(at(SECOND + 1, 9 * GIB, 0), 0, MIB), Verdict::Fill);
-        assert_eq!(gate.judge(at(2 * SECOND, 0, 0), 2 * MIB, MIB), Verdict::GiveBack(2 * MIB));
-        assert_eq!(gate.judge(at(4 * SECOND - 1, 9 * GIB, 0), 0, MIB), Verdict::Wait(Reason::Floor));
-        assert_eq!(gate.judge(at(4 * SECOND, 9 * GIB, 0), 0, MIB), Verdict::Fill);
+        assert_eq!(gate.judge(at(SECOND, 9 * GIB, 0), 0, MIB), Decision::Wait(Reason::Floor));
+        assert_eq!(gate.judge(at(SECOND + 1, 9 * GIB, 0), 0, MIB), Decision::Fill);
+        assert_eq!(gate.judge(at(2 * SECOND, 0, 0), 2 * MIB, MIB), Decision::GiveBack(2 * MIB));
+        assert_eq!(gate.judge(at(4 * SECOND - 1, 9 * GIB, 0), 0, MIB), Decision::Wait(Reason::Floor));
+        assert_eq!(gate.judge(at(4 * SECOND, 9 * GIB, 0), 0, MIB), Decision::Fill);
     }
 
     #[test]
@@ -270,17 +270,17 @@ mod tests {
             gate.filled_ns = None;
             gate.judge(at(100 * SECOND + passed_ns, 2 * GIB, 7_000_000 + stall_us), GIB, MIB)
         };
-        assert_eq!(judge(SECOND, 100_000), Verdict::Fill);
-        assert_eq!(judge(SECOND, 100_001), Verdict::GiveBack(128 * MIB));
-        assert_eq!(judge(10 * SECOND, 1_000_000), Verdict::Fill);
+        assert_eq!(judge(SECOND, 100_000), Decision::Fill);
+        assert_eq!(judge(SECOND, 100_001), Decision::GiveBack(128 * MIB));
+        assert_eq!(judge(10 * SECOND, 1_000_000), Decision::Fill);
         // A look with nothing to fill is no filling.
         let mut gate = Gate::new(GIB);
-        (0..9).for_each(|second| assert_eq!(gate.judge(at(second * SECOND, 2 * GIB, 0), GIB, 0), Verdict::Fill));
-        assert_eq!(gate.judge(at(9 * SECOND, 2 * GIB, 500_000), GIB, 0), Verdict::GiveBack(128 * MIB));
+        (0..9).for_each(|second| assert_eq!(gate.judge(at(second * SECOND, 2 * GIB, 0), GIB, 0), Decision::Fill));
+        assert_eq!(gate.judge(at(9 * SECOND, 2 * GIB, 500_000), GIB, 0), Decision::GiveBack(128 * MIB));
         // Too short a time to tell.
-        assert_eq!(judge(SECOND / 2 - 1, 400_000), Verdict::Fill);
-        let blind = Signals { stall_us: None, ..at(0, 2 * GIB, 0) };
-        assert_eq!(Gate::new(GIB).judge(blind, GIB, MIB), Verdict::Fill);
+        assert_eq!(judge(SECOND / 2 - 1, 400_000), Decision::Fill);
+        let blind = Readings { stall_us: None, ..at(0, 2 * GIB, 0) };
+        assert_eq!(Gate::new(GIB).judge(blind, GIB, MIB), Decision::Fill);
         assert_eq!(Reason::Pressure.to_string(), "memory pressure");
     }
 
@@ -319,17 +319,17 @@ mod tests {
             self.total.saturating_sub(self.others + self.ready)
         }
 
-        fn look(&mut self) -> Verdict {
+        fn look(&mut self) -> Decision {
             self.now_ns += SECOND / 10;
             let (available, stall_us) = (self.available(), Some(self.stall_us));
-            let signals = Signals { now_ns: self.now_ns, total: self.total, available, stall_us };
+            let signals = Readings { now_ns: self.now_ns, total: self.total, available, stall_us };
             let verdict = self.gate.judge(signals, self.ready, self.piece);
             match verdict {
-                Verdict::Fill if self.ready + self.piece <= self.size => {
+                Decision::Fill if self.ready + self.piece <= self.size => {
                     self.ready += self.piece;
                     self.filled += self.piece;
                 }
-                Verdict::GiveBack(bytes) => {
+                Decision::GiveBack(bytes) => {
                     assert!(bytes > 0 && bytes <= self.ready);
                     self.ready -= bytes;
                     self.given += bytes;
@@ -373,14 +373,14 @@ mod tests {
             let (mut machine, floor) = (Machine::new(total, total), default_floor(total));
             machine.looks(5000);
             machine.others += total / 10;
-            assert!(matches!(machine.look(), Verdict::GiveBack(_)));
+            assert!(matches!(machine.look(), Decision::GiveBack(_)));
             machine.looks(1000);
             let filled = machine.filled;
             // Little by little there is more.
             while machine.filled == filled {
                 machine.others -= 2 * MIB;
                 let before = machine.available();
-                if machine.look() == Verdict::Fill {
+                if machine.look() == Decision::Fill {
                     assert!(before - machine.piece >= floor + 2 * margin(total), "{total}");
                 }
                 assert!(before <= floor + 2 * margin(total) + machine.piece + 2 * MIB, "{total}");
@@ -444,7 +444,7 @@ mod tests {
         for _ in 0..100 {
             machine.stall_us += 50_000;
             let before = machine.ready;
-            if let Verdict::GiveBack(bytes) = machine.look() {
+            if let Decision::GiveBack(bytes) = machine.look() {
                 shares.push(bytes);
                 assert!(bytes >= before.min(64 * MIB) && bytes <= (before / 8).max(64 * MIB) + 2 * MIB);
             }
@@ -456,7 +456,7 @@ mod tests {
         // It is over.
         machine.others = machine.total / 4;
         let mut waited = 0;
-        while machine.look() != Verdict::Fill {
+        while machine.look() != Decision::Fill {
             waited += 1;
         }
         assert!((5..=25).contains(&waited), "{waited}");
@@ -508,7 +508,7 @@ mod tests {
         let (mut gate, mut now, mut stall, mut waits) = (Gate::new(GIB), 1000 * SECOND, 0, Vec::new());
         let calm = |gate: &mut Gate, now: &mut u64, stall: u64| {
             let start = *now;
-            while gate.judge(at(*now, 2 * GIB, stall), 0, MIB) != Verdict::Fill {
+            while gate.judge(at(*now, 2 * GIB, stall), 0, MIB) != Decision::Fill {
                 *now += SECOND / 10;
             }
             (*now - start).div_ceil(SECOND)
@@ -519,7 +519,7 @@ mod tests {
             gate.filled_ns = None;
             now += SECOND;
             stall += 1_000_000;
-            assert_eq!(gate.judge(at(now, 2 * GIB, stall), 0, MIB), Verdict::Wait(Reason::Pressure));
+            assert_eq!(gate.judge(at(now, 2 * GIB, stall), 0, MIB), Decision::Wait(Reason::Pressure));
             waits.push(calm(&mut gate, &mut now, stall));
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60]);

@@ -1,10 +1,10 @@
 //! The keeper: a thread that has files filled, gives memory back when the machine needs it, and sees to what is taken.
 
 use super::filler::{ANY_NODE, Done, Filler, Order, Short};
-use super::gate::{self, Gate, Signals, Verdict};
+use super::gate::{self, Decision, Gate, Readings};
 use super::rest::Rest;
 use super::server::Shared;
-use super::state::{Condition, Filling, GivenUp, Life, Ready, Settings, State, Taken};
+use super::state::{Condition, Filling, GivenUp, Life, Ready, Settings, State, TakenFile};
 use super::stock::Step;
 use super::store::own_user;
 use crate::control::Bucket;
@@ -355,10 +355,10 @@ impl Keeper {
             return self.wait(NONE_RESERVED);
         }
         // Reserved pages are set apart for this very use: whatever the machine is short of, it couldn't have them.
-        match if reserved { Verdict::Fill } else { self.verdict(ready, len, available, now) } {
-            Verdict::Fill => {}
-            Verdict::Wait(reason) => return self.wait(&reason.to_string()),
-            Verdict::GiveBack(bytes) => {
+        match if reserved { Decision::Fill } else { self.verdict(ready, len, available, now) } {
+            Decision::Fill => {}
+            Decision::Wait(reason) => return self.wait(&reason.to_string()),
+            Decision::GiveBack(bytes) => {
                 self.give_back(bytes);
                 return Next::Wait(LOOK);
             }
@@ -436,10 +436,10 @@ impl Keeper {
     }
 
     /// Whether `len` bytes more may be filled at the time `now`, with `ready` bytes ready and `available` ones that nobody was promised.
-    fn verdict(&mut self, ready: usize, len: usize, available: u64, now_ns: u64) -> Verdict {
+    fn verdict(&mut self, ready: usize, len: usize, available: u64, now_ns: u64) -> Decision {
         let total = procfs::memory_info().map_or(u64::MAX, |memory| memory.total);
         let stall_us = procfs::memory_stall_us().ok();
-        let signals = Signals { now_ns, total, available, stall_us };
+        let signals = Readings { now_ns, total, available, stall_us };
         self.gate.judge(signals, ready as u64, len as u64)
     }
 
@@ -461,7 +461,7 @@ impl Keeper {
         self.follow_settings();
         let (ready, available) = self.supply();
         if self.shared.store.kind() == MemoryFs::Tmpfs
-            && let Verdict::GiveBack(bytes) = self.verdict(ready, 0, available, clock::now_ns())
+            && let Decision::GiveBack(bytes) = self.verdict(ready, 0, available, clock::now_ns())
         {
             self.give_back(bytes);
         }
@@ -484,7 +484,7 @@ impl Keeper {
         };
         let now = clock::now_ns();
         for id in ids {
-            let facts = |taken: &Taken| (taken.file.clone(), taken.life, taken.size, taken.user);
+            let facts = |taken: &TakenFile| (taken.file.clone(), taken.life, taken.size, taken.user);
             let found = self.shared.state().taken.get(&id).map(facts);
             let Some((Some(file), life, size, user)) = found else { continue };
             self.take_excess(id, &file, size, user);

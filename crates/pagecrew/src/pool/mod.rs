@@ -1,13 +1,13 @@
 //! Memory that is ready and zeroed before it is asked for, in files that are handed to virtual machines and big processes.
 //!
-//! **Life of a file.** The keeper makes it in a private mount (`store`), of a size that is likely to be asked for (`stock`), and has it
+//! **Life of a file.** The keeper makes it in a private mount (`store`), of a size that is likely to be asked for (`demand`, `stock`), and has it
 //! filled with zeroed huge pages by the filler, a process of the idle class, within a share of a CPU, as long as the machine has memory
 //! that nobody else wants (`gate`), and not while somebody starts with what he has just taken (`rest`). A client's request makes it
 //! that client's, once: what was asked for and is not ready the client itself zeroes on the spot (`completion`). When nobody has it any
 //! more, its memory goes to the kernel, and only when the kernel has it, it is off the books, which are the files' names (`ledger`).
 //!
 //! **Who is served.** One thread waits for all clients (`front`), a few do what is asked, each user in turn (`turns`, `server`); how much each
-//! user may have is in `quota`; what is said, in `protocol`.
+//! user may have is in `quota`, and how many may come is in `capacity`; what is said, in `protocol`.
 //!
 //! Source: zero free pages ahead of time (Liang Li, 2020), whose reviewers asked for a pool of ready files instead, for many CPUs at
 //! allocation, and for somebody to pay.
@@ -15,6 +15,7 @@
 mod capacity;
 mod client;
 mod completion;
+pub mod demand;
 mod error;
 mod filler;
 mod front;
@@ -26,6 +27,8 @@ mod protocol;
 mod quota;
 mod rest;
 mod server;
+#[cfg(test)]
+mod simulation;
 mod state;
 mod status;
 pub mod stock;

@@ -1,8 +1,8 @@
-//! When filling rests so as not to be in the way of who has just taken something: pure arithmetic.
+//! When filling pauses: pure arithmetic.
 //!
-//! Whoever takes memory starts something with it, at once. Even in the idle class the filler is in the way of that where a CPU is left: it
-//! has the memory's bandwidth, and the kernel's locks. On a machine with two CPUs QEMU's start takes 60 ms beside the filler, and 37 ms
-//! without. So filling begins a little later. It must not be kept from it by requests that never end, either.
+//! Pause filling briefly after a take: even idle-class work contends for bandwidth and kernel locks with a VM that starts. On a machine with
+//! two CPUs QEMU's start takes 60 ms beside the filler, and 37 ms without. Requests that never end must not keep filling from its half of
+//! the time.
 
 use std::time::Duration;
 

@@ -8,7 +8,7 @@ use super::keeper::Keeper;
 use super::ledger::{Entry, Holding};
 use super::options::{Options, Sizes};
 use super::protocol::{Answer, Code, REQUEST_MOST, Request, Until};
-use super::state::{Condition, GivenUp, Life, Ready, Refusal, Settings, State, Taken};
+use super::state::{Condition, GivenUp, Life, Ready, Refusal, Settings, State, TakenFile};
 use super::status::{Facts, Status};
 use super::store::{self, Left, Store, Waiting};
 use crate::sys::mount::MemoryFs;
@@ -151,7 +151,7 @@ impl Shared {
         let node = entry.node;
         // Freed before the taker needs what it holds.
         self.give_back(given_up);
-        self.hurry_filler(ready.id);
+        self.boost_filler(ready.id);
         let name = entry.to_string();
         let hand_out = || {
             if ready.size != size {
@@ -182,7 +182,7 @@ impl Shared {
     }
 
     /// Lets the filler out of the idle class if it is at the file `id`: it may be stopped in the middle of a page that others wait for then.
-    fn hurry_filler(&self, id: u64) {
+    fn boost_filler(&self, id: u64) {
         if self.state().filling.is_some_and(|filling| filling.id == id) {
             let _ = sched::set_class(self.filler.load(Ordering::Relaxed), Class::Normal);
         }
@@ -238,7 +238,7 @@ impl Shared {
             },
         };
         let filled = ready.filled.min(size);
-        let given_up = match self.make_room(state, node, size - filled, taken + size) {
+        let given_up = match self.reserve_headroom(state, node, size - filled, taken + size) {
             Ok(given_up) => given_up,
             Err(refusal) => {
                 state.accounts.refund(user, size);
@@ -253,13 +253,19 @@ impl Shared {
         let entry = Entry { id: ready.id, node, holding: Some(Holding { size, user, since, until }) };
         let name = entry.to_string();
         let (file, life) = (Some(ready.file.clone()), Life::Arriving);
-        let taken = Taken { file, name, size, user, since, node, life, offences: 0, completing: filled < size };
+        let taken = TakenFile { file, name, size, user, since, node, life, offences: 0, completing: filled < size };
         state.taken.insert(ready.id, taken);
         Ok((entry, ready, given_up))
     }
 
     /// Sees to it that `missing` bytes can be had, with `taken` bytes taken then, and takes out what has to be given up for it.
-    fn make_room(&self, state: &mut State, node: usize, missing: usize, taken: usize) -> Result<Vec<GivenUp>, Refusal> {
+    fn reserve_headroom(
+        &self,
+        state: &mut State,
+        node: usize,
+        missing: usize,
+        taken: usize,
+    ) -> Result<Vec<GivenUp>, Refusal> {
         let promised = state.promised();
         // Reserved huge pages are nobody else's.
         let floor = match self.store.kind() {
@@ -300,7 +306,7 @@ impl Shared {
         let mut bytes = 0;
         for GivenUp { node, keep, mut ready } in given_up {
             bytes += ready.filled - keep;
-            self.hurry_filler(ready.id);
+            self.boost_filler(ready.id);
             // Cut first, even if it goes whole: the filler may have it, and could go on filling what is behind the end.
             let cut = self.store.resize(&ready.file, keep, None);
             if keep > 0 && cut.is_ok() {
@@ -322,7 +328,7 @@ impl Shared {
         let name = self.store.taken_name(path).ok_or_else(none)?;
         let (id, size) = {
             let mut state = self.state();
-            let of_name = |(_, taken): &(&u64, &mut Taken)| taken.name == name && taken.life != Life::Going;
+            let of_name = |(_, taken): &(&u64, &mut TakenFile)| taken.name == name && taken.life != Life::Going;
             let (&id, taken) = state.taken.iter_mut().find(of_name).ok_or_else(none)?;
             if connection.account != taken.user && connection.peer.user != 0 {
                 return Err(Refusal(Code::Denied, format!("{} is another user's", path.display())));

@@ -1,10 +1,11 @@
 //! What a server knows: the files that wait and those that are taken, who has what, and what was done. Kept under one lock, which nobody
 //! holds while memory is allocated, zeroed or freed.
 
+use super::demand::Demand;
 use super::ledger::{Entry, Holding};
 use super::protocol::Code;
 use super::quota::{Accounts, Quotas};
-use super::stock::{self, Demand, Refill, Step, Waiting};
+use super::stock::{self, Refill, Step, Waiting};
 use super::store::Found;
 use crate::stats::figures;
 use crate::sys::{HUGE_PAGE_SIZE, shared_file};
@@ -50,7 +51,7 @@ pub(super) struct GivenUp {
 
 /// A file that somebody has, until nobody has.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(super) struct TakenFile {
     /// The server's own descriptor, by which it sees whether others have one. `None` as long as the owner keeps it from being opened.
     pub file: Option<Arc<File>>,
     /// The file's name, which says the rest.
@@ -161,7 +162,7 @@ pub(super) struct Filling {
 pub(super) struct State {
     pub settings: Settings,
     pub nodes: BTreeMap<usize, Node>,
-    pub taken: BTreeMap<u64, Taken>,
+    pub taken: BTreeMap<u64, TakenFile>,
     pub accounts: Accounts,
     pub condition: Condition,
     pub counters: Counters,
@@ -303,7 +304,7 @@ impl State {
         let file = file.map(Arc::new);
         // The connection that a file was to stay for has ended with the former server.
         let life = if going { Life::Going } else { Life::Path(None) };
-        let taken = Taken { file, name, size, user, since, node, life, offences: 0, completing: false };
+        let taken = TakenFile { file, name, size, user, since, node, life, offences: 0, completing: false };
         if let Some(before) = self.taken.insert(id, taken) {
             // Twice the same name, in two places: root has made one of them.
             self.accounts.refund(before.user, before.size);
@@ -327,7 +328,7 @@ impl State {
     }
 
     /// Takes the entry of a taken file out, which is its user's no longer.
-    pub fn forget(&mut self, id: u64) -> Option<Taken> {
+    pub fn forget(&mut self, id: u64) -> Option<TakenFile> {
         let taken = self.taken.remove(&id)?;
         self.accounts.refund(taken.user, taken.size);
         Some(taken)
@@ -455,7 +456,7 @@ mod tests {
                         let Some(ready) = state.choose(node, user, size, 0) else { continue };
                         state.accounts.charge(user, size, None).unwrap();
                         let (file, life, name) = (Some(ready.file), Life::Path(None), String::new());
-                        let taken = Taken { file, name, size, user, since: 7, node, life, offences: 0, completing: false };
+                        let taken = TakenFile { file, name, size, user, since: 7, node, life, offences: 0, completing: false };
                         prop_assert!(state.taken.insert(ready.id, taken).is_none());
                     }
                     Event::Adopt { id, user, pages } => state.adopt(found(id, pages * HUGE_PAGE_SIZE, user)),
