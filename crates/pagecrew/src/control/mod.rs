@@ -1,8 +1,10 @@
-//! Laws that several services share: what background work may take ([`Budget`]), and when something that brought nothing is tried again
-//! ([`Backoff`]). Pure: each is a function of what it was told and of the time.
+//! Laws that several services share: what background work may take ([`Budget`]), when something that brought nothing is tried again
+//! ([`Backoff`]), and whether tasks wait for memory ([`Pressure`]). Pure: each is a function of what it was told and of the time.
 
 pub mod backoff;
 pub mod budget;
+pub mod pressure;
 
 pub use backoff::Backoff;
 pub use budget::{Bucket, Budget};
+pub use pressure::{Pressure, Spell};

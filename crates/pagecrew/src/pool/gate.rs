@@ -6,6 +6,7 @@
 //! group may be full). So pressure that comes with filling and goes with it only slows filling down, and nothing goes
 //! back for it; and for other pressure, no more than half of what waits goes back while there is memory enough.
 
+use crate::control::Pressure;
 use crate::sys::HUGE_PAGE_SIZE;
 use std::fmt;
 use std::time::Duration;
@@ -91,20 +92,13 @@ fn nanoseconds(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
-/// A span of time over which stalls are counted.
-#[derive(Debug, Clone, Copy)]
-struct Span {
-    since_ns: u64,
-    stall_us: u64,
-}
-
 /// Decides at each look.
 #[derive(Debug, Clone)]
 pub struct Gate {
     floor: u64,
     /// The margin is to be twice as large before filling begins again.
     held: bool,
-    span: Option<Span>,
+    stalls: Pressure,
     /// When filling was allowed the last time.
     filled_ns: Option<u64>,
     /// Nothing is filled before this time, for this reason, and what the wait was.
@@ -121,7 +115,7 @@ impl Gate {
         Gate {
             floor,
             held: false,
-            span: None,
+            stalls: Pressure::new(PRESSURE, WINDOW),
             filled_ns: None,
             until_ns: 0,
             reason: Reason::Floor,
@@ -147,25 +141,19 @@ impl Gate {
 
     /// Whether tasks waited for memory since the last look that was long enough ago, and whether that may come from
     /// filling. `None`: nothing new is known.
-    fn pressure(&mut self, signals: Readings) -> Option<(bool, bool)> {
-        let now = Span { since_ns: signals.now_ns, stall_us: signals.stall_us? };
-        let span = *self.span.get_or_insert(now);
-        let passed_ns = now.since_ns.saturating_sub(span.since_ns);
-        if passed_ns < nanoseconds(WINDOW) {
-            return None;
-        }
-        self.span = Some(now);
-        let stalled_us = now.stall_us.saturating_sub(span.stall_us);
-        let own = self.filled_ns.is_some_and(|filled_ns| filled_ns.saturating_add(nanoseconds(SETTLE)) > span.since_ns);
-        Some((u128::from(stalled_us) * 100_000 > u128::from(passed_ns) * u128::from(PRESSURE), own))
+    fn pressure(&mut self, readings: Readings) -> Option<(bool, bool)> {
+        let spell = self.stalls.note(readings.now_ns, readings.stall_us)?;
+        let settles = |filled_ns: u64| filled_ns.saturating_add(nanoseconds(SETTLE));
+        let own = self.filled_ns.is_some_and(|filled_ns| settles(filled_ns) > spell.since_ns);
+        Some((spell.waited, own))
     }
 
     /// What to do now, if `ready` bytes wait that could go back, and the next piece to be filled takes `next`; 0 if
     /// none is to be filled and this is but a look at the machine.
-    pub fn judge(&mut self, signals: Readings, ready: u64, next: u64) -> Decision {
-        let Readings { now_ns, total, available, .. } = signals;
+    pub fn judge(&mut self, readings: Readings, ready: u64, next: u64) -> Decision {
+        let Readings { now_ns, total, available, .. } = readings;
         let pages = |bytes: u64| bytes.min(ready).next_multiple_of(HUGE_PAGE_SIZE as u64).min(ready);
-        let pressure = self.pressure(signals);
+        let pressure = self.pressure(readings);
         if available < self.floor {
             self.held = true;
             if ready == 0 {

@@ -302,6 +302,42 @@ fn one_directory_has_one_server() {
     server.stop().unwrap();
 }
 
+/// A hundred clients that all want a file that is ready, at the same moment.
+#[test]
+fn a_hundred_clients_at_once_wait_little() {
+    const CLIENTS: usize = 100;
+    let place = Place::new("crowd");
+    let size = CLIENTS * 2 * MIB;
+    let Some(server) = serve(Options { files: vec![(2 * MIB, CLIENTS)], ..place.options(size) }) else { return };
+    let first = Client::connect(&place.socket()).unwrap();
+    wait_until_full(&first);
+    let barrier = std::sync::Barrier::new(CLIENTS);
+    let mut times: Vec<Duration> = std::thread::scope(|scope| {
+        let client = || {
+            let client = Client::connect(&place.socket()).unwrap();
+            barrier.wait();
+            let begin = Instant::now();
+            let taken = client.take(&request(2 * MIB, Until::Closed)).unwrap();
+            let time = begin.elapsed();
+            assert_eq!(taken.ready, 2 * MIB);
+            time
+        };
+        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    });
+    times.sort_unstable();
+    println!("median {:?}, the slowest {:?}", times[CLIENTS / 2], times[CLIENTS - 1]);
+    // A tenth of that on a machine with nothing else to do.
+    assert!(times[CLIENTS - 1] < Duration::from_millis(100) * patience(), "{times:?}");
+    drop(first);
+    server.stop().unwrap();
+}
+
+/// How much longer than elsewhere things may take on this machine.
+fn patience() -> u32 {
+    std::env::var("patience").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
+}
+
 /// Runs one of the ignored tests as another user, with what it needs to know.
 fn as_user(user: u32, test: &str, place: &Place) -> Child {
     let command = this_test(test);
