@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::time::Duration;
 
 /// A pool has at most so many files, each of which costs a descriptor and a look at it at each request.
-pub(super) const FILES_MOST: usize = 4096;
+pub const FILES_MOST: usize = 4096;
 /// The last requests that add up to so many times the memory that is to be divided say what is asked for. If it was
 /// less, a pool of a few files would follow every chance; if it was more, it would be late to see a change.
 const TURNS: usize = 4;
