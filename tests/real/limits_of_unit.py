@@ -56,7 +56,7 @@ GROUPS = {
 # test and nothing that it uses.
 NOT_APPLIED = """
     Type ExecReload Restart RestartSec RestartPreventExitStatus KillMode TimeoutStopSec OOMPolicy CPUWeight
-    DevicePolicy IPAddressDeny KeyringMode
+    DevicePolicy IPAddressAllow IPAddressDeny KeyringMode
     ProtectClock ProtectHostname ProtectKernelLogs ProtectKernelModules
     PrivateDevices PrivateTmp ProtectHome
 """.split()
@@ -163,20 +163,20 @@ class Filter:
         self.code += [(self.LOAD, 0, 0, 0), (self.JUMP_AT_LEAST, 0, 1, 0x40000000), (self.RETURN, 0, 0, KILL)]
 
     def rule(self, name, action, argument=None, mask=0xFFFFFFFF, equal=None, other_than=None, above=None):
-        """`action` for the call `name`, if the argument of this index, masked, is as said. Calls that this machine hasn't are left out."""
+        """`action` for the call `name`, if the argument of this index, masked, is as said: one value, none of several, or above one. Calls that this machine hasn't are left out."""
         if name not in self.numbers:
             return
         body = [(self.RETURN, 0, 0, action)]
         if argument is not None:
-            condition = {
-                equal: (self.JUMP_EQUAL, 0, 1, equal),
-                other_than: (self.JUMP_EQUAL, 1, 0, other_than),
-                above: (self.JUMP_ABOVE, 0, 1, above),
-            }
-            condition.pop(None, None)
-            ((_, jump),) = condition.items()
+            if equal is not None:
+                jumps = [(self.JUMP_EQUAL, 0, 1, equal)]
+            elif above is not None:
+                jumps = [(self.JUMP_ABOVE, 0, 1, above)]
+            else:
+                # Each of them leads past the action.
+                jumps = [(self.JUMP_EQUAL, len(other_than) - index, 0, value) for index, value in enumerate(other_than)]
             # The next rule wants the number of the call again.
-            body = [(self.LOAD, 0, 0, 16 + 8 * argument), (self.AND, 0, 0, mask), jump] + body + [(self.LOAD, 0, 0, 0)]
+            body = [(self.LOAD, 0, 0, 16 + 8 * argument), (self.AND, 0, 0, mask)] + jumps + body + [(self.LOAD, 0, 0, 0)]
         self.code += [(self.JUMP_EQUAL, 0, len(body), self.numbers[name])] + body
 
     def install(self):
@@ -191,12 +191,11 @@ def refused(name):
 
 
 def restrict_address_families(value):
-    known = {"AF_UNIX": 1}
+    known = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10}
     rules = Filter()
     families = [known[word] for word in value.split() if word != "none"]
-    assert len(families) <= 1, "one family, or none"
     if families:
-        rules.rule("socket", refused("EAFNOSUPPORT"), 0, other_than=families[0])
+        rules.rule("socket", refused("EAFNOSUPPORT"), 0, other_than=families)
     else:
         rules.rule("socket", refused("EAFNOSUPPORT"))
     return rules
@@ -241,7 +240,7 @@ def restrict_suid_sgid(value):
 def lock_personality(value):
     assert value == "yes"
     rules = Filter()
-    rules.rule("personality", refused("EPERM"), 0, other_than=0)
+    rules.rule("personality", refused("EPERM"), 0, other_than=[0])
     return rules
 
 
@@ -351,8 +350,6 @@ def apply(settings, kill):
     if "OOMScoreAdjust" in rest:
         adjust_oom_score(int(rest.pop("OOMScoreAdjust")))
     os.umask(int(rest.pop("UMask"), 8))
-    if rest.pop("PrivateNetwork", "no") == "yes":
-        checked(libc.unshare(0x40000000), "unshare")
     strict, tunables = rest.pop("ProtectSystem", "no") == "strict", rest.pop("ProtectKernelTunables", "no") == "yes"
     if strict or tunables:
         protect_files(strict, tunables)

@@ -131,8 +131,10 @@ impl Ward {
             return Ok(());
         }
         self.holder = None;
-        // One that is not there may come.
-        let Ok(group) = Group::find(&self.name) else { return Ok(()) };
+        let Ok(group) = Group::find(&self.name) else {
+            self.say(format!("{}: no such control group; it is looked for again", self.name));
+            return Ok(());
+        };
         if group.processes().is_ok_and(|pids| pids.contains(&(std::process::id() as i32))) {
             self.say(format!(
                 "{}: this command is in the group itself, so it can't hold it at its limit",
