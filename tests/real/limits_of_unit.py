@@ -58,7 +58,7 @@ NOT_APPLIED = """
     Type ExecReload Restart RestartSec RestartPreventExitStatus KillMode TimeoutStopSec OOMPolicy CPUWeight
     DevicePolicy IPAddressAllow IPAddressDeny KeyringMode
     ProtectClock ProtectHostname ProtectKernelLogs ProtectKernelModules
-    PrivateDevices PrivateTmp ProtectHome
+    PrivateDevices PrivateTmp ProtectHome RuntimeDirectory
 """.split()
 
 CAPABILITIES = """
