@@ -141,7 +141,7 @@ initramfs() {
     mkdir -p "$inside/target/release" "$inside/target/tmp" "$stage/modules"
     cp -r "$target/guest-$architecture/." "$inside/target/release/"
     cp -rp "$([ "$architecture" = x86_64 ] && echo "$target" || echo "$target/cross")/tests" "$inside/target/tests"
-    cp -rp --parents scripts tests contrib docs/pool.md "$inside/"
+    cp -rp --parents scripts tests contrib docs "$inside/"
     mv "$inside/target/release/guest-tests" "$inside/target/guest-tests"
     if [ "$architecture" != x86_64 ]; then
         # Where its tests look for the command: where it was built.
