@@ -97,6 +97,8 @@ pub(super) struct Keeper {
     full_nodes: BTreeMap<usize, Setback>,
     gate: Gate,
     rest: Rest,
+    /// Memory of the machine.
+    total: u64,
     bucket: Bucket,
     /// The settings that gate and bucket were made for.
     cpu: f64,
@@ -130,6 +132,7 @@ impl Keeper {
             full_nodes: BTreeMap::new(),
             gate: Gate::new(floor),
             rest: Rest::default(),
+            total: procfs::memory_info().map_or(u64::MAX, |memory| memory.total),
             bucket: Bucket::new(cpu * 1e9, SAVED, now),
             cpu,
             floor,
@@ -355,7 +358,7 @@ impl Keeper {
             return self.wait(NONE_RESERVED);
         }
         // Reserved pages are set apart for this very use: whatever the machine is short of, it couldn't have them.
-        match if reserved { Decision::Fill } else { self.verdict(ready, len, available, now) } {
+        match if reserved { Decision::Fill } else { self.decide(ready, len, available, now) } {
             Decision::Fill => {}
             Decision::Wait(reason) => return self.wait(&reason.to_string()),
             Decision::GiveBack(bytes) => {
@@ -436,11 +439,10 @@ impl Keeper {
     }
 
     /// Whether `len` bytes more may be filled at the time `now`, with `ready` bytes ready and `available` ones that nobody was promised.
-    fn verdict(&mut self, ready: usize, len: usize, available: u64, now_ns: u64) -> Decision {
-        let total = procfs::memory_info().map_or(u64::MAX, |memory| memory.total);
+    fn decide(&mut self, ready: usize, len: usize, available: u64, now_ns: u64) -> Decision {
         let stall_us = procfs::memory_stall_us().ok();
-        let signals = Readings { now_ns, total, available, stall_us };
-        self.gate.judge(signals, ready as u64, len as u64)
+        let readings = Readings { now_ns, total: self.total, available, stall_us };
+        self.gate.judge(readings, ready as u64, len as u64)
     }
 
     fn give_back(&mut self, bytes: u64) {
@@ -461,7 +463,7 @@ impl Keeper {
         self.follow_settings();
         let (ready, available) = self.supply();
         if self.shared.store.kind() == MemoryFs::Tmpfs
-            && let Decision::GiveBack(bytes) = self.verdict(ready, 0, available, clock::now_ns())
+            && let Decision::GiveBack(bytes) = self.decide(ready, 0, available, clock::now_ns())
         {
             self.give_back(bytes);
         }

@@ -115,14 +115,19 @@ pub fn memory() -> Option<Memory> {
     walk(&MEMORY_V2, |mount, group| {
         let high = number(mount, group, "memory.high").unwrap_or(NO_LIMIT);
         let max = number(mount, group, "memory.max").unwrap_or(NO_LIMIT);
-        if let (true, Some(used)) = (high.min(max) < NO_LIMIT, number(mount, group, "memory.current")) {
+        // What is used is only of interest where there is a limit.
+        if high.min(max) < NO_LIMIT
+            && let Some(used) = number(mount, group, "memory.current")
+        {
             let cache = keyed(mount, group, "memory.stat", "inactive_file").unwrap_or(0);
             keep(Memory { limit: high.min(max), used: used.saturating_sub(cache) });
         }
     });
     walk(&MEMORY_V1, |mount, group| {
         let limit = number(mount, group, "memory.limit_in_bytes").unwrap_or(NO_LIMIT);
-        if let (true, Some(used)) = (limit < NO_LIMIT, number(mount, group, "memory.usage_in_bytes")) {
+        if limit < NO_LIMIT
+            && let Some(used) = number(mount, group, "memory.usage_in_bytes")
+        {
             let cache = keyed(mount, group, "memory.stat", "total_inactive_file").unwrap_or(0);
             keep(Memory { limit, used: used.saturating_sub(cache) });
         }
