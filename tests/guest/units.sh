@@ -3,7 +3,7 @@
 
 # Those that ask how long something takes, which an emulated machine can't say, and a storm that would take a quarter of an hour there: those
 # of test-real.sh are scaled.
-not_emulated=(crew::hogs::no_call_into_the_kernel_waits_long_for_a_helper pool::stock::tests::the_largest_pools_cost_little
+not_emulated=(crew::hogs::no_call_into_the_kernel_waits_long_for_a_helper pool::simulation::the_largest_pools_cost_little
     region::tests::a_storm_loses_no_byte a_watcher_rests_even_if_memory_is_to_go_back_at_once)
 
 # Skips a test that takes more than the machine has, in MiB.

@@ -289,7 +289,7 @@ mod tests {
 
     /// Compares a file of the repository with what it should be; writes it where PAGECREW_WRITE_DOCS is set.
     fn check(path: &str, expected: &str) {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().join(path);
         if std::env::var_os("PAGECREW_WRITE_DOCS").is_some() {
             std::fs::write(&path, expected).unwrap();
         }

@@ -384,7 +384,7 @@ fn metrics_are_scraped_at_a_port() {
 fn metrics_are_scraped_at_a_socket() {
     let socket = directory().join("metrics.socket");
     let file = directory().join("metrics.toml");
-    std::fs::write(&file, format!("size = \"2M\"\nmetrics = \"{}\"\n", socket.display())).unwrap();
+    std::fs::write(&file, format!("[pool]\nsize = \"2M\"\nmetrics = \"{}\"\n", socket.display())).unwrap();
     let config = ["--config", file.to_str().unwrap()];
     let Some(mut served) = Served::start("metrics-socket", &config) else { return };
     served.wait_until(|served| served.log().contains("metrics at "));
@@ -398,7 +398,7 @@ fn metrics_are_scraped_at_a_socket() {
     fails(pool(&[&place[..], &["0.0.0.0:9750"]].concat()), 2, &["--metrics", "other machines"]);
     assert!(!other.exists());
     // What is read again does not move it.
-    std::fs::write(&file, "size = \"4M\"\nmetrics = 0\n").unwrap();
+    std::fs::write(&file, "[pool]\nsize = \"4M\"\nmetrics = 0\n").unwrap();
     served.signal(libc::SIGHUP);
     served.wait_until(|served| served.log().contains("metrics can't change while it is served"));
     scrape(UnixStream::connect(&socket).unwrap());

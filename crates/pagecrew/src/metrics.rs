@@ -150,11 +150,12 @@ mod tests {
     /// `PAGECREW_WRITE_DOCS=1 cargo test -p pagecrew --lib metrics` writes the page anew.
     #[test]
     fn the_page_is_what_the_list_says() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+        let path = root.join("docs/metrics.md");
         if std::env::var_os("PAGECREW_WRITE_DOCS").is_some() {
-            std::fs::write(path, page()).unwrap();
+            std::fs::write(&path, page()).unwrap();
         }
-        let written = std::fs::read_to_string(path).unwrap();
+        let written = std::fs::read_to_string(&path).unwrap();
         assert!(
             written == page(),
             "docs/metrics.md is out of date: PAGECREW_WRITE_DOCS=1 cargo test -p pagecrew --lib metrics"

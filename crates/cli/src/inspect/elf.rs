@@ -82,6 +82,15 @@ fn image<'d, H: FileHeader<Endian = Endianness>, R: ReadRef<'d>>(data: R) -> Res
         return Err(NotAProgram::Damaged("too many program headers"));
     }
     let segments = header.program_headers(endian, data).map_err(damaged("program headers"))?;
+    // Such a program starts, and is ended by a signal when it comes to what is missing.
+    let length = data.len().map_err(|()| NotAProgram::Damaged("length"))?;
+    let ends_beyond = |segment: &H::ProgramHeader| {
+        let [offset, size]: [u64; 2] = [segment.p_offset(endian).into(), segment.p_filesz(endian).into()];
+        segment.p_type(endian) == elf::PT_LOAD && offset.saturating_add(size) > length
+    };
+    if segments.iter().any(ends_beyond) {
+        return Err(NotAProgram::Damaged("contents cut off"));
+    }
     let mut loader = None;
     if let Some(segment) = segments.iter().find(|segment| segment.p_type(endian) == elf::PT_INTERP) {
         if segment.p_filesz(endian).into() > LOADER_MAX {
@@ -172,6 +181,9 @@ mod tests {
         let mut bytes = program("/lib/ld.so");
         bytes[64..68].copy_from_slice(&elf::PT_LOAD.to_le_bytes());
         assert_eq!(read(&bytes).unwrap().loader, None);
+        // Of which a part is missing.
+        bytes[96..104].copy_from_slice(&1000u64.to_le_bytes());
+        assert_eq!(read(&bytes), Err(NotAProgram::Damaged("contents cut off")));
     }
 
     #[test]
