@@ -13,6 +13,7 @@ PARTS = [
     ("stacks of the CPUs", ("sequences",)),
     ("trim", ("trim/",)),
     ("pool", ("pool/",)),
+    ("services with the rights of their units", ("units/",)),
     ("NUMA", ("numa/",)),
     ("run", ("",)),
 ]
