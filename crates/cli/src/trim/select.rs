@@ -216,6 +216,7 @@ mod tests {
     fn processes_are_found_by_what_they_are_called() {
         // One with memory of its own: this test's own name is left out, so another of the machine's, if there is one.
         let every = selection(all(), &[]).processes().unwrap();
+        assert!(every.iter().all(|found| found.anonymous >= ANONYMOUS_LEAST_KIB << 10));
         for found in every.iter().take(3) {
             let wanted = Wanted { names: vec![found.name.clone()], ..Wanted::default() };
             let by_name = selection(wanted, &[]).processes().unwrap();
