@@ -120,6 +120,8 @@ stop.set()
 for thread in threads:
     thread.join()
 cpu = cpu_of_metrics() - cpu_before
+# The figures of one scrape are good for those of the next 100 ms.
+time.sleep(0.2)
 # Those who are left have their time, and a scraper tries again.
 for _ in range(10):
     try:
