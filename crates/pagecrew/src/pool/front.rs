@@ -190,10 +190,10 @@ impl Common {
             let number = *next_number;
             *next_number += 1;
             let heard_ns = AtomicU64::new(clock::now_ns());
-            let account = self.shared.state().settings.quotas.subordinates.account_of(peer.user);
+            let account = self.shared.broker().state.settings.quotas.subordinates.account_of(peer.user);
             let connection = Connection { number, socket, peer, account, heard_ns };
             if !self.has_room(account) {
-                self.shared.state().counters.refused += 1;
+                self.shared.broker().state.counters.refused += 1;
                 let message = "too many connections; close some".into();
                 let answer = Answer::Error { code: Code::TooMany, message };
                 let _ = connection.socket.send(answer.to_string().as_bytes(), None);

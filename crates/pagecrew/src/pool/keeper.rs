@@ -1,12 +1,11 @@
 //! The keeper: a thread that has files filled, gives memory back when the machine needs it, and sees to what is taken.
 
+use super::broker::{self, Action, Event, Filled, Seen};
 use super::filler::{ANY_NODE, Done, Filler, Order, Short};
 use super::gate::{self, Decision, Gate, Readings};
 use super::rest::Rest;
 use super::server::Shared;
-use super::state::{Condition, Filling, GivenUp, Life, Ready, Settings, State, TakenFile};
-use super::stock::Step;
-use super::store::own_user;
+use super::state::{Condition, GivenUp, Life, Settings, TakenFile};
 use crate::control::Bucket;
 use crate::sys::mount::MemoryFs;
 use crate::sys::{HUGE_PAGE_SIZE, clock, procfs, shared_file};
@@ -34,8 +33,6 @@ const RETRY: Duration = Duration::from_secs(2);
 const RETRY_MOST: Duration = Duration::from_secs(300);
 /// How often the log says what goes on for long.
 const SAY: Duration = Duration::from_secs(60);
-/// A taken file that was found too large so often is taken away.
-const OFFENCES: u32 = 3;
 
 /// A reason to leave filling for a while, which gets longer each time in a row.
 #[derive(Debug, Default)]
@@ -122,7 +119,7 @@ enum Next {
 
 impl Keeper {
     pub fn new(shared: Arc<Shared>, command: Vec<OsString>) -> Keeper {
-        let Settings { cpu, floor, .. } = shared.state().settings;
+        let Settings { cpu, floor, .. } = shared.broker().state.settings;
         let now = clock::now_ns();
         Keeper {
             command,
@@ -184,11 +181,8 @@ impl Keeper {
     fn filled(&mut self) {
         let (Some(piece), Some(filler)) = (self.piece.take(), &self.filler) else { return };
         let now = clock::now_ns();
-        let done = filler.done();
-        let mut state = self.shared.state();
-        state.filling = None;
-        let Ok(Done { filled, short: why, elsewhere, unverified, cpu_ns }) = done else {
-            drop(state);
+        let Ok(Done { filled, short: why, elsewhere, unverified, cpu_ns }) = filler.done() else {
+            self.shared.broker().state.filling = None;
             // It may have ended while its file could get pages of the one node only.
             self.shared.store.prefer(&piece.file, self.shared.node(piece.node));
             self.filler = None;
@@ -197,134 +191,64 @@ impl Keeper {
             (self.shared.log)("the filler has ended; another is started");
             return;
         };
-        state.counters.filled_bytes += filled;
-        state.counters.elsewhere_bytes += elsewhere;
-        state.counters.cpu_ns += cpu_ns;
-        let filled = filled as usize;
-        let whole = filled >= piece.len;
-        // It may have been handed out meanwhile, and then is as its owner has it.
-        let short = state.nodes.get_mut(&piece.node).and_then(|node| {
-            let ready = node.waiting.iter_mut().find(|ready| ready.id == piece.id)?;
-            ready.filled = (piece.offset + filled).min(ready.size);
-            ready.unverified = (ready.unverified + unverified as usize).min(ready.filled);
-            // It may have been cut meanwhile, and then has all that it could get.
-            if whole || ready.filled == ready.size { None } else { node.remove(piece.id) }
-        });
-        drop(state);
+        let Piece { node, id, offset, len, .. } = piece;
+        let (filled, unverified) = (filled as usize, unverified as usize);
+        let done = Filled { node, id, offset, len, filled, elsewhere, unverified, cpu_ns };
+        let short = self.shared.broker().filled(done);
         self.bucket.charge(cpu_ns as f64, now);
-        if whole {
+        if filled >= len {
             self.setback.over();
-            self.full_nodes.remove(&piece.node);
+            self.full_nodes.remove(&node);
         }
-        if let Some(ready) = short {
-            // A file of small pages is slower than none, and one of another node is none of this: what there is of them goes back, while nobody
-            // else can get at the file.
-            let _ = shared_file::punch(&ready.file, piece.offset + filled, piece.len - filled);
+        if !short.is_empty() {
+            self.shared.perform(short);
             match why {
                 Short::Fragmented => self.setback.happened(FRAGMENTED, now),
                 Short::NothingLeft => self.setback.happened(NOTHING_LEFT, now),
                 // The others can be filled meanwhile.
-                Short::Elsewhere => self.full_nodes.entry(piece.node).or_default().happened(NODE_FULL, now),
+                Short::Elsewhere => self.full_nodes.entry(node).or_default().happened(NODE_FULL, now),
             }
-            self.put(piece.node, ready);
         }
     }
 
     /// Does the next thing that brings the files nearer to what is wanted.
     fn step(&mut self) -> Next {
-        let (node, step) = {
-            let mut state = self.shared.state();
-            let mut steps: Vec<(usize, Step)> =
-                state.nodes.iter_mut().map(|(&number, node)| (number, node.next_step())).collect();
-            let turn = self.turn % steps.len().max(1);
-            steps.rotate_left(turn);
-            steps.retain(|(_, step)| *step != Step::Nothing);
-            let now = clock::now_ns();
-            let is_full = |node: usize| self.full_nodes.get(&node).is_some_and(|full| now < full.until_ns);
-            // A node that is full holds up no other.
-            let first = steps.iter().find(|&&(node, step)| !(matches!(step, Step::Fill { .. }) && is_full(node)));
-            match (first.copied(), steps.first().copied()) {
-                (Some(found), _) => found,
-                (None, Some((node, _))) => {
-                    drop(state);
-                    return self.wait(&format!("node {node} {NODE_FULL}"));
-                }
-                (None, None) => {
-                    drop(state);
-                    self.full();
-                    return Next::Wait(LOOK);
-                }
+        let now = clock::now_ns();
+        let is_full = |node: usize| self.full_nodes.get(&node).is_some_and(|full| now < full.until_ns);
+        let next = self.shared.broker().next_step(self.turn, is_full);
+        match next {
+            broker::Next::Nothing => {
+                self.full();
+                Next::Wait(LOOK)
             }
-        };
-        match step {
-            Step::Nothing => {}
-            Step::Create { size } => match self.shared.store.create(size, node, self.shared.several_nodes) {
-                Ok((id, file)) => {
-                    let ready = Ready { id, file: Arc::new(file), size, filled: 0, unverified: 0 };
-                    self.put(node, ready);
-                }
-                Err(error) => {
-                    (self.shared.log)(&error.to_string());
-                    return self.wait("a file could not be made");
-                }
+            broker::Next::NodeIsFull(node) => self.wait(&format!("node {node} {NODE_FULL}")),
+            broker::Next::Fill { node, id } => self.fill(node, id),
+            broker::Next::Do(actions) => match self.shared.perform(actions).hold {
+                Some(why) => self.wait(why),
+                None => Next::Again,
             },
-            Step::Drop { id } => {
-                if let Some(ready) = self.take_out(node, id) {
-                    self.discard(node, ready);
-                }
-            }
-            Step::Resize { id, size } => {
-                if let Some(mut ready) = self.take_out(node, id) {
-                    let resized = self.shared.store.resize(&ready.file, size, self.shared.node(node));
-                    if let Err(error) = resized {
-                        (self.shared.log)(&error.to_string());
-                        self.discard(node, ready);
-                        return self.wait("the size of a file could not be changed");
-                    }
-                    (ready.size, ready.filled) = (size, ready.filled.min(size));
-                    ready.unverified = ready.unverified.min(ready.filled);
-                    self.put(node, ready);
-                }
-            }
-            Step::Fill { id } => return self.fill(node, id),
         }
-        Next::Again
     }
 
     /// Everything is as it is wanted.
     fn full(&mut self) {
-        let mut state = self.shared.state();
-        state.condition = Condition::Full;
-        let ready = state.ready();
-        drop(state);
+        let mut broker = self.shared.broker();
+        broker.state.condition = Condition::Full;
+        let ready = broker.state.ready();
+        drop(broker);
         if !self.said_full && ready > 0 {
             self.said_full = true;
             (self.shared.log)(&format!("{} are ready", Bytes(ready as u64)));
         }
     }
 
-    fn take_out(&self, node: usize, id: u64) -> Option<Ready> {
-        self.shared.state().nodes.get_mut(&node)?.remove(id)
-    }
-
-    fn put(&self, node: usize, ready: Ready) {
-        if let Some(node) = self.shared.state().nodes.get_mut(&node) {
-            node.waiting.push(ready);
-        }
-    }
-
-    /// Gives a file back.
-    fn discard(&self, node: usize, ready: Ready) {
-        self.shared.give_back(vec![GivenUp { node, keep: 0, ready }]);
-    }
-
     /// Says why nothing is filled.
     fn wait(&mut self, why: &str) -> Next {
         let condition = Condition::Waiting(why.to_owned());
-        let mut state = self.shared.state();
-        if state.condition != condition {
-            state.condition = condition;
-            drop(state);
+        let mut broker = self.shared.broker();
+        if broker.state.condition != condition {
+            broker.state.condition = condition;
+            drop(broker);
             (self.shared.log)(&format!("filling waits: {why}"));
         }
         Next::Wait(LOOK)
@@ -338,7 +262,7 @@ impl Keeper {
             return self.wait(self.setback.why);
         }
         let taken_ns = {
-            let mut state = self.shared.state();
+            let state = &mut self.shared.broker().state;
             if state.condition == Condition::Full {
                 state.condition = Condition::Filling;
             }
@@ -350,7 +274,7 @@ impl Keeper {
         }
         let helpers = (self.cpu.ceil() as u64).saturating_sub(1);
         let most = PIECE * (1 + helpers as usize);
-        let missing = self.shared.state().waiting(node, id).map(|ready| ready.size - ready.filled);
+        let missing = self.shared.broker().state.waiting(node, id).map(|ready| ready.size - ready.filled);
         let Some(len) = missing.map(|missing| most.min(missing)) else { return Next::Again };
         let (ready, available) = self.supply();
         let reserved = self.shared.store.kind() == MemoryFs::Hugetlbfs;
@@ -387,23 +311,21 @@ impl Keeper {
                 }
             }
         }
-        let mut state = self.shared.state();
-        // Handed out or cut meanwhile?
-        let Some(ready) = state.waiting(node, id).filter(|ready| ready.filled < ready.size) else { return Next::Again };
-        let (file, offset, missing) = (ready.file.clone(), ready.filled, ready.size - ready.filled);
-        let len = len.min(missing).min(state.room(self.shared.limit));
-        if len == 0 {
-            // A former server may have filled it further.
-            let unknown = shared_file::backed_bytes(&file).is_ok_and(|backed| backed > offset);
-            drop(state);
-            if unknown && let Some(ready) = self.take_out(node, id) {
-                let _ = shared_file::punch(&ready.file, ready.filled, ready.size - ready.filled);
-                self.put(node, ready);
+        let (file, offset, len) = {
+            let mut broker = self.shared.broker();
+            match broker.order(node, id, len) {
+                broker::Order::Fill { file, offset, len } => {
+                    broker.state.condition = Condition::Filling;
+                    (file, offset, len)
+                }
+                broker::Order::Over => return Next::Again,
+                broker::Order::NoRoom(actions) => {
+                    drop(broker);
+                    self.shared.perform(actions);
+                    return self.wait(NOTHING_LEFT);
+                }
             }
-            return self.wait(NOTHING_LEFT);
-        }
-        (state.filling, state.condition) = (Some(Filling { id, bytes: len }), Condition::Filling);
-        drop(state);
+        };
         let order = Order {
             offset: offset as u64,
             len: len as u64,
@@ -418,7 +340,7 @@ impl Keeper {
     }
 
     fn follow_settings(&mut self) {
-        let Settings { cpu, floor, .. } = self.shared.state().settings;
+        let Settings { cpu, floor, .. } = self.shared.broker().state.settings;
         if cpu != self.cpu {
             self.cpu = cpu;
             self.bucket = Bucket::new(cpu * 1e9, SAVED, clock::now_ns());
@@ -431,11 +353,9 @@ impl Keeper {
 
     /// Bytes that are ready, and those that could still be had and that nobody was promised.
     fn supply(&self) -> (usize, u64) {
-        let (ready, promised) = {
-            let mut state = self.shared.state();
-            (state.ready(), state.promised())
-        };
-        (ready, self.shared.available().saturating_sub(promised as u64))
+        let state = &mut self.shared.broker().state;
+        let available = self.shared.survey(state);
+        (state.ready(), available.saturating_sub(state.promised() as u64))
     }
 
     /// Whether `len` bytes more may be filled at the time `now`, with `ready` bytes ready and `available` ones that nobody was promised.
@@ -446,8 +366,13 @@ impl Keeper {
     }
 
     fn give_back(&mut self, bytes: u64) {
-        let given = self.shared.state().give_up(bytes as usize, None);
-        let bytes = self.shared.give_back(given);
+        let actions = self.shared.broker().give_up(bytes as usize);
+        let given = |action: &Action<Arc<File>>| match action {
+            Action::Cut(GivenUp { keep, ready, .. }) => ready.filled - keep,
+            _ => 0,
+        };
+        let bytes = actions.iter().map(given).sum();
+        self.shared.perform(actions);
         self.say_given_back(bytes);
     }
 
@@ -475,96 +400,54 @@ impl Keeper {
     /// Lets those go that nobody has any more, and takes back what their owners have added to them. Whether somebody has a file open is
     /// asked of `all`, or of those that are going.
     fn look_at_taken(&self, all: bool) {
-        let (ids, unused) = {
-            let mut state = self.shared.state();
-            if all {
-                self.find_strays(&mut state);
-            }
-            self.open_the_rest(&mut state);
-            let ids = state.taken.iter().filter(|(_, taken)| taken.life != Life::Arriving).map(|(id, _)| *id);
-            (ids.collect::<Vec<_>>(), state.settings.unused.as_nanos() as u64)
+        if all {
+            self.find_strays();
+        }
+        self.open_the_rest();
+        // Whether somebody has it open is a question to the kernel by itself.
+        let asked = |taken: &TakenFile<Arc<File>>| all && matches!(taken.life, Life::Path(_));
+        let file = |(id, taken): (&u64, &TakenFile<Arc<File>>)| {
+            let file = taken.file.clone().filter(|_| taken.is_settled())?;
+            Some((*id, file, asked(taken)))
         };
-        let now = clock::now_ns();
-        for id in ids {
-            let facts = |taken: &TakenFile| (taken.file.clone(), taken.life, taken.size, taken.user);
-            let found = self.shared.state().taken.get(&id).map(facts);
-            let Some((Some(file), life, size, user)) = found else { continue };
-            self.take_excess(id, &file, size, user);
-            match life {
-                Life::Connection(_) | Life::Arriving => {}
-                Life::Going => self.shared.take_back(id),
-                Life::Path(_) if !all => {}
-                Life::Path(since) => {
-                    // Where the kernel can't tell, it stays until it is released.
-                    let used = !shared_file::unused_by_others(&file).unwrap_or(false);
-                    let since = if used { None } else { since.or(Some(now)) };
-                    let over = since.is_some_and(|since| now - since >= unused);
-                    let mut state = self.shared.state();
-                    // Released meanwhile?
-                    let Some(taken) = state.taken.get_mut(&id).filter(|taken| taken.life == life) else { continue };
-                    taken.life = if over { Life::Going } else { Life::Path(since) };
-                    drop(state);
-                    if over {
-                        self.shared.let_go(id);
-                    }
-                }
-            }
+        let files: Vec<_> = self.shared.broker().state.taken.iter().filter_map(file).collect();
+        for (id, file, asked) in files {
+            let Ok(facts) = file.metadata() else { continue };
+            // Where the kernel can't tell, it stays until it is released.
+            let unused = asked.then(|| shared_file::unused_by_others(&file).unwrap_or(false));
+            let seen = Seen { len: facts.len() as usize, backed: facts.blocks() as usize * 512, unused };
+            drop(file);
+            self.shared.happened(Event::Seen(id, seen));
         }
     }
 
     /// Opens files that could not be opened when they were found.
-    fn open_the_rest(&self, state: &mut State) {
-        for taken in state.taken.values_mut().filter(|taken| taken.file.is_none()) {
-            taken.file = self.shared.store.open_taken(&taken.name, taken.life == Life::Going).map(Arc::new);
+    fn open_the_rest(&self) {
+        let closed = |(id, taken): (&u64, &TakenFile<Arc<File>>)| {
+            let closed = taken.file.is_none() && taken.is_settled();
+            closed.then(|| (*id, taken.name.clone(), taken.life == Life::Going))
+        };
+        let closed: Vec<_> = self.shared.broker().state.taken.iter().filter_map(closed).collect();
+        for (id, name, going) in closed {
+            if let Some(file) = self.shared.store.open_taken(&name, going) {
+                self.shared.happened(Event::Opened(id, Arc::new(file)));
+            }
         }
     }
 
-    /// Takes files among the taken ones in that nobody handed out: root's virtual machine monitor makes one where the name that it was told is
-    /// gone again. They are their owners' until nobody has them open.
-    fn find_strays(&self, state: &mut State) {
-        // With the state locked: an entry goes only after its name.
-        for mut found in self.shared.store.taken_besides(|name| state.knows(name)) {
+    /// Takes files among the taken ones in that nobody handed out.
+    fn find_strays(&self) {
+        let strays = {
+            // With the books locked: an entry goes only after its name.
+            let broker = self.shared.broker();
+            self.shared.store.taken_besides(|name| broker.state.knows(name))
+        };
+        for mut found in strays {
             let Some(holding) = &mut found.entry.holding else { continue };
             if let Some(facts) = found.file.as_ref().and_then(|file| file.metadata().ok()) {
                 (holding.size, holding.user) = (facts.len() as usize, facts.uid());
             }
-            (self.shared.log)(&format!("user {} has made a file of his own among those that are taken", holding.user));
-            state.adopt(found);
-        }
-    }
-
-    /// The owner of a file has made it larger, or has memory reserved beyond its end, which is memory that he was not given: it goes back,
-    /// and the file is taken away from whoever does it again and again. Root, who may have all of the machine's memory, has it counted.
-    fn take_excess(&self, id: u64, file: &File, size: usize, user: u32) {
-        let Ok(facts) = file.metadata() else { return };
-        let (len, backed) = (facts.len() as usize, facts.blocks() as usize * 512);
-        if len <= size && backed <= size {
-            return;
-        }
-        let mut state = self.shared.state();
-        if user == 0 || user == own_user() {
-            state.charge_more(id, len.max(backed));
-            return;
-        }
-        let Some(taken) = state.taken.get_mut(&id) else { return };
-        taken.offences += 1;
-        let taken_away = taken.offences >= OFFENCES && taken.life != Life::Going;
-        if taken_away {
-            taken.life = Life::Going;
-        }
-        let gone = taken_away || taken.offences > OFFENCES;
-        // Whoever never stops is not to fill the log.
-        let said = taken.offences <= OFFENCES;
-        drop(state);
-        let keep = if gone { 0 } else { size };
-        let _ = file.set_len(keep as u64);
-        let _ = shared_file::punch_from(file, keep);
-        if taken_away {
-            self.shared.let_go(id);
-        }
-        if said {
-            let what = if gone { "taken away" } else { "put back to its size" };
-            (self.shared.log)(&format!("user {user} has made a file larger than was handed out: it is {what}"));
+            self.shared.happened(Event::Found(found));
         }
     }
 }

@@ -9,9 +9,13 @@
 //! **Who is served.** One thread waits for all clients (`front`), a few do what is asked, each user in turn (`turns`, `server`); how much each
 //! user may have is in `quota`, and how many may come is in `capacity`; what is said, in `protocol`.
 //!
+//! **Who decides.** All that is decided about files is a pure function of events (`broker`, with what is known in `state`); the threads hand
+//! events in and perform what comes out. It is tried with made-up machines, users and kills (`world`).
+//!
 //! Source: zero free pages ahead of time (Liang Li, 2020), whose reviewers asked for a pool of ready files instead, for many CPUs at
 //! allocation, and for somebody to pay.
 
+mod broker;
 mod capacity;
 mod client;
 mod completion;
@@ -35,6 +39,8 @@ pub mod stock;
 mod store;
 pub mod support;
 mod turns;
+#[cfg(test)]
+mod world;
 
 pub use client::{Client, Request, Taken};
 pub use error::Error;

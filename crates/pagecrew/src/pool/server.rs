@@ -1,23 +1,24 @@
 //! The server: what clients ask is taken in by the front, and done here; what is to be kept ready, by the keeper.
 
+use super::broker::{Action, Asker, Broker, Event, Handing, Now, Wish, spread};
 use super::capacity::Capacity;
 use super::error::Error;
 use super::front::{Connection, Front};
 use super::gate;
 use super::keeper::Keeper;
-use super::ledger::{Entry, Holding};
+use super::ledger::Entry;
 use super::options::{Options, Sizes};
-use super::protocol::{Answer, Code, REQUEST_MOST, Request, Until};
-use super::state::{Condition, GivenUp, Life, Ready, Refusal, Settings, State, TakenFile};
+use super::protocol::{Answer, Code, REQUEST_MOST, Request};
+use super::state::{Condition, Life, Ready, Refusal, Settings, State};
 use super::status::{Facts, Status};
 use super::store::{self, Left, Store, Waiting};
 use crate::sys::mount::MemoryFs;
 use crate::sys::sched::{self, Class};
-use crate::sys::seqpacket::{Peer, Socket};
-use crate::sys::{Errno, HUGE_PAGE_SIZE, cgroup, clock, process, procfs, topology};
+use crate::sys::seqpacket::Socket;
+use crate::sys::{Errno, HUGE_PAGE_SIZE, cgroup, clock, process, procfs, shared_file, topology};
 use crate::units::Bytes;
 use rustix::event::{EventfdFlags, eventfd};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, Permissions};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
@@ -30,17 +31,32 @@ use std::thread::JoinHandle;
 pub(super) struct Shared {
     pub store: Store,
     pub directory: PathBuf,
-    pub limit: usize,
     pub capacity: Capacity,
     /// Whether the machine has nodes to choose from.
     pub several_nodes: bool,
-    state: Mutex<State>,
+    broker: Mutex<Broker<Arc<File>>>,
     /// The keeper sleeps on it.
     wake: OwnedFd,
     pub stop: AtomicBool,
     /// The filler's process, or 0.
     pub filler: AtomicI32,
     pub log: fn(&str),
+}
+
+/// What came of actions for whoever caused them.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    pub answer: Option<Answer>,
+    /// What goes with the answer.
+    pub file: Option<File>,
+    /// Why filling is to be left for a moment.
+    pub hold: Option<&'static str>,
+}
+
+impl From<Answer> for Outcome {
+    fn from(answer: Answer) -> Outcome {
+        Outcome { answer: Some(answer), ..Outcome::default() }
+    }
 }
 
 /// How far a pool is filled.
@@ -73,9 +89,9 @@ pub struct Server {
 }
 
 impl Shared {
-    /// The state; whoever panicked with it has left nothing half done.
-    pub fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The books; whoever panicked with them has left nothing half done.
+    pub fn broker(&self) -> MutexGuard<'_, Broker<Arc<File>>> {
+        self.broker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has the keeper look at once.
@@ -105,303 +121,187 @@ impl Shared {
         self.several_nodes.then_some(node)
     }
 
-    /// What is done for whoever is connected.
-    fn answer(&self, request: Request, connection: &Connection) -> Result<(Answer, Option<File>), Refusal> {
-        match request {
-            Request::Take { size, node, until } => {
-                let (answer, file) = self.take(connection, size, node, until)?;
-                Ok((answer, Some(file)))
-            }
-            Request::Release { path } => Ok((self.release(connection, Path::new(&path))?, None)),
-            Request::Resize { size, node } => Ok((self.resize(connection.peer, size, node)?, None)),
-            Request::Status => {
-                let all = connection.peer.user == 0 || connection.peer.user == rustix::process::geteuid().as_raw();
-                let json = self.status((!all).then_some(connection.account)).json();
-                Ok((Answer::Status { json }, None))
-            }
-        }
-    }
-
     /// How it stands now; with `viewer`, of users and their files only what is his.
     fn status(&self, viewer: Option<u32>) -> Status {
-        let facts = Facts {
-            backing: self.store.kind().name(),
-            directory: self.directory.clone(),
-            limit: self.limit,
-            available: self.available(),
-        };
-        Status::new(&self.state(), facts, viewer)
+        let available = self.available();
+        let (backing, directory) = (self.store.kind().name(), self.directory.clone());
+        let broker = self.broker();
+        Status::new(&broker.state, Facts { backing, directory, limit: broker.limit, available }, viewer)
     }
 
-    fn take(
-        &self,
-        connection: &Connection,
-        size: usize,
-        node: Option<usize>,
-        until: Until,
-    ) -> Result<(Answer, File), Refusal> {
-        if size == 0 || !size.is_multiple_of(HUGE_PAGE_SIZE) {
-            return Err(Refusal(Code::BadRequest, Error::Size(size).to_string()));
+    /// Notes how much of what was promised is touched by now, and says what memory could be had. With the books locked, so that nothing is
+    /// promised twice in between; and in this order: what is touched meanwhile counts twice rather than never.
+    pub fn survey(&self, state: &mut State<Arc<File>>) -> u64 {
+        let backed = |(id, file): &(u64, Arc<File>)| Some((*id, shared_file::backed_bytes(file).ok()?));
+        let backed: Vec<(u64, usize)> = state.completing().iter().filter_map(backed).collect();
+        state.note_backed(&backed);
+        self.available()
+    }
+
+    /// Does what is to be done about `event`.
+    pub fn happened(&self, event: Event<Arc<File>>) -> Outcome {
+        let actions = self.broker().handle(event, now());
+        self.perform(actions)
+    }
+
+    /// Performs `actions`, and what follows from each before the next one.
+    pub fn perform(&self, actions: Vec<Action<Arc<File>>>) -> Outcome {
+        let mut outcome = Outcome::default();
+        let mut actions = VecDeque::from(actions);
+        while let Some(action) = actions.pop_front() {
+            let follow = self.perform_one(action, &mut outcome);
+            follow.into_iter().rev().for_each(|action| actions.push_front(action));
         }
-        let life = match until {
-            Until::Closed => Life::Connection(connection.number),
-            Until::Unused => Life::Path(None),
-        };
-        let (entry, ready, given_up) = self.reserve(connection.account, size, node, until)?;
-        let node = entry.node;
-        // Freed before the taker needs what it holds.
-        self.give_back(given_up);
-        self.boost_filler(ready.id);
-        let name = entry.to_string();
-        let hand_out = || {
-            if ready.size != size {
-                self.store.resize(&ready.file, size, self.node(node))?;
+        outcome
+    }
+
+    /// Performs an action. Returns what follows from what came of it.
+    fn perform_one(&self, action: Action<Arc<File>>, outcome: &mut Outcome) -> Vec<Action<Arc<File>>> {
+        let event = match action {
+            Action::Survey(wish) => {
+                let mut broker = self.broker();
+                let available = self.survey(&mut broker.state);
+                return broker.handle(Event::Take(wish, Some(available)), now());
             }
-            self.store.hand_out(&entry, &name, connection.peer)
-        };
-        match hand_out() {
-            Ok(file) => {
-                let mut state = self.state();
-                state.taken.entry(ready.id).and_modify(|taken| taken.life = life);
-                state.counters.takes += 1;
-                state.counters.handed_out_bytes += size as u64;
-                state.counters.handed_out_ready_bytes += ready.filled.min(size) as u64;
-                drop(state);
+            Action::Cut(given_up) => {
+                // Cut first, even if it goes whole: the filler may have it, and could go on filling what is behind the end.
+                let cut = self.store.resize(&given_up.ready.file, given_up.keep, None);
+                Some(Event::Cut(given_up, cut.is_ok()))
+            }
+            Action::Resize { node, mut ready, size } => match self.store.resize(&ready.file, size, self.node(node)) {
+                Ok(()) => {
+                    (ready.size, ready.filled) = (size, ready.filled.min(size));
+                    ready.unverified = ready.unverified.min(ready.filled);
+                    Some(Event::Waits(node, ready))
+                }
+                Err(error) => Some(Event::NotResized(node, ready, error.to_string())),
+            },
+            Action::Make { node, size } => {
+                let create = |id| Ok((id, self.store.create(id, size, node, self.several_nodes)?));
+                match self.store.new_id().and_then(create) {
+                    Ok((id, file)) => {
+                        Some(Event::Waits(node, Ready { id, file: Arc::new(file), size, filled: 0, unverified: 0 }))
+                    }
+                    Err(error) => {
+                        (self.log)(&error.to_string());
+                        outcome.hold = Some("a file could not be made");
+                        None
+                    }
+                }
+            }
+            Action::CutBehind { node, ready } => {
+                if shared_file::backed_bytes(&ready.file).is_ok_and(|backed| backed > ready.filled) {
+                    let _ = shared_file::punch(&ready.file, ready.filled, ready.size - ready.filled);
+                }
+                Some(Event::Waits(node, ready))
+            }
+            Action::Remove { id, node } => {
+                self.store.remove_ready(id, node);
+                None
+            }
+            Action::Boost => {
+                let _ = sched::set_class(self.filler.load(Ordering::Relaxed), Class::Normal);
+                None
+            }
+            Action::HandOut(handing) => Some(self.hand_out(handing, outcome)),
+            Action::Seize { id, name } => Some(Event::Seized(id, self.store.seize(&name).is_ok())),
+            Action::TakeBack { id, name, file } => self.store.take_back(&name, &file).then_some(Event::TakenBack(id)),
+            Action::Shrink { file, size } => {
+                let _ = file.set_len(size as u64);
+                let _ = shared_file::punch_from(&file, size);
+                None
+            }
+            Action::Give { name, node, size, ready } => {
                 let path = self.store.taken_path(&name).to_string_lossy().into_owned();
                 let backing = self.store.kind().into();
-                Ok((Answer::Taken { size, ready: ready.filled.min(size), node, backing, path }, file))
+                outcome.answer = Some(Answer::Taken { size, ready, node, backing, path });
+                None
             }
-            Err(error) => {
-                self.store.remove_ready(ready.id, node);
-                self.state().taken.entry(ready.id).and_modify(|taken| taken.life = Life::Going);
-                self.let_go(ready.id);
-                (self.log)(&error.to_string());
-                Err(Refusal(Code::Failed, error.to_string()))
+            Action::Released(size) => {
+                outcome.answer = Some(Answer::Released { size });
+                None
             }
-        }
-    }
-
-    /// Lets the filler out of the idle class if it is at the file `id`: it may be stopped in the middle of a page that others wait for then.
-    fn boost_filler(&self, id: u64) {
-        if self.state().filling.is_some_and(|filling| filling.id == id) {
-            let _ = sched::set_class(self.filler.load(Ordering::Relaxed), Class::Normal);
-        }
-    }
-
-    /// Decides what a request gets and puts it down to `user`: a file that waits or a new one, and those that are given up for it.
-    fn reserve(
-        &self,
-        user: u32,
-        size: usize,
-        node: Option<usize>,
-        until: Until,
-    ) -> Result<(Entry, Ready, Vec<GivenUp>), Refusal> {
-        let mut state = self.state();
-        let state = &mut *state;
-        let node = match node {
-            Some(node) if !state.nodes.contains_key(&node) => {
-                return Err(Refusal(Code::BadRequest, no_such_node(node, state.nodes.keys()).to_string()));
+            Action::Resized(size) => {
+                outcome.answer = Some(Answer::Resized { size });
+                None
             }
-            Some(node) => node,
-            None => state.best_node(size).ok_or_else(|| Refusal(Code::Failed, "the pool has no nodes".into()))?,
-        };
-        let taken = state.taken_bytes();
-        if taken.saturating_add(size) > self.limit {
-            return Err(Refusal(
-                Code::Limit,
-                format!(
-                    "of the pool's limit of {} {} are taken, so {} can't be had; see pool serve --limit",
-                    Bytes(self.limit as u64),
-                    Bytes(taken as u64),
-                    Bytes(size as u64)
-                ),
-            ));
-        }
-        if !self.capacity.hands_out(user, state.taken.len()) {
-            let message = "the server has as many files as it may have open; see LimitNOFILE of its service".into();
-            return Err(Refusal(Code::TooMany, message));
-        }
-        let charged = state.settings.quotas.charge(&mut state.accounts, user, size);
-        charged.map_err(|error| Refusal(Code::Quota, error.to_string()))?;
-        let now = clock::now_ns();
-        state.note_demand(node, user, size, now);
-        state.taken_ns = now;
-        let ready = match state.choose(node, user, size, now) {
-            Some(ready) => ready,
-            // Nothing is in it yet, so there need be no room for it.
-            None => match self.store.create(size, node, self.several_nodes) {
-                Ok((id, file)) => Ready { id, file: Arc::new(file), size, filled: 0, unverified: 0 },
-                Err(error) => {
-                    state.accounts.refund(user, size);
-                    return Err(Refusal(Code::Failed, error.to_string()));
-                }
-            },
-        };
-        let filled = ready.filled.min(size);
-        let given_up = match self.reserve_headroom(state, node, size - filled, taken + size) {
-            Ok(given_up) => given_up,
-            Err(refusal) => {
-                state.accounts.refund(user, size);
-                match state.nodes.get_mut(&node).filter(|_| filled > 0) {
-                    Some(of) => of.waiting.push(ready),
-                    None => self.store.remove_ready(ready.id, node),
-                }
-                return Err(refusal);
+            Action::Refuse(Refusal(code, message)) => {
+                outcome.file = None;
+                outcome.answer = Some(Answer::Error { code, message });
+                None
+            }
+            Action::Hold(why) => {
+                outcome.hold = Some(why);
+                None
+            }
+            Action::Log(line) => {
+                (self.log)(&line);
+                None
             }
         };
-        let since = clock::since_1970();
-        let entry = Entry { id: ready.id, node, holding: Some(Holding { size, user, since, until }) };
-        let name = entry.to_string();
-        let (file, life) = (Some(ready.file.clone()), Life::Arriving);
-        let taken = TakenFile { file, name, size, user, since, node, life, offences: 0, completing: filled < size };
-        state.taken.insert(ready.id, taken);
-        Ok((entry, ready, given_up))
+        event.map_or_else(Vec::new, |event| self.broker().handle(event, now()))
     }
 
-    /// Sees to it that `missing` bytes can be had, with `taken` bytes taken then, and takes out what has to be given up for it.
-    fn reserve_headroom(
-        &self,
-        state: &mut State,
-        node: usize,
-        missing: usize,
-        taken: usize,
-    ) -> Result<Vec<GivenUp>, Refusal> {
-        let promised = state.promised();
-        // Reserved huge pages are nobody else's.
-        let floor = match self.store.kind() {
-            MemoryFs::Tmpfs if !state.settings.below_floor => state.settings.floor as usize,
-            _ => 0,
+    /// Makes a file its client's.
+    fn hand_out(&self, mut handing: Handing<Arc<File>>, outcome: &mut Outcome) -> Event<Arc<File>> {
+        let Handing { entry, size, .. } = handing;
+        let own = match &handing.file {
+            Some(file) if handing.fits => Ok(file.clone()),
+            Some(file) => self.store.resize(file, size, self.node(entry.node)).map(|()| file.clone()),
+            None => self.store.create(entry.id, size, entry.node, self.several_nodes).map(Arc::new),
         };
-        let supply = || (self.available() as usize).saturating_sub(promised + floor);
-        let available = if missing > 0 { supply() } else { usize::MAX };
-        let ready = state.ready();
-        if available.saturating_add(ready) < missing {
-            return Err(Refusal(
-                Code::NoMemory,
-                format!(
-                    "{} more would be needed, and the machine has {} of them above the floor of {} and {} more ready; see pool serve \
-                     --floor and --below-floor",
-                    Bytes(missing as u64),
-                    Bytes(available as u64),
-                    Bytes(floor as u64),
-                    Bytes(ready as u64)
-                ),
-            ));
-        }
-        let for_memory = missing.saturating_sub(available);
-        let for_limit = (taken + ready).saturating_sub(self.limit);
-        let mut given_up = match for_memory.max(for_limit) {
-            0 => Vec::new(),
-            bytes => state.give_up(bytes, Some(node)),
-        };
-        let left = state.ready();
-        let memory = available.saturating_add(ready - left).saturating_sub(missing);
-        let room = self.limit.saturating_sub(taken + left).min(memory);
-        given_up.extend(state.give_up_filling(room));
-        Ok(given_up)
-    }
-
-    /// Gives files or parts of them back to the kernel; what stays of them waits again. Returns the bytes.
-    pub fn give_back(&self, given_up: Vec<GivenUp>) -> usize {
-        let mut bytes = 0;
-        for GivenUp { node, keep, mut ready } in given_up {
-            bytes += ready.filled - keep;
-            self.boost_filler(ready.id);
-            // Cut first, even if it goes whole: the filler may have it, and could go on filling what is behind the end.
-            let cut = self.store.resize(&ready.file, keep, None);
-            if keep > 0 && cut.is_ok() {
-                (ready.size, ready.filled) = (keep, keep);
-                ready.unverified = ready.unverified.min(keep);
-                if let Some(node) = self.state().nodes.get_mut(&node) {
-                    node.waiting.push(ready);
-                }
-            } else {
-                self.store.remove_ready(ready.id, node);
+        let handed = own.and_then(|own| {
+            handing.file = Some(own);
+            self.store.hand_out(&entry, &entry.to_string(), handing.peer)
+        });
+        match handed {
+            Ok(file) => {
+                outcome.file = Some(file);
+                Event::HandedOut(handing)
             }
+            Err(error) => Event::NotHandedOut(handing, error.to_string()),
         }
-        self.state().counters.given_back_bytes += bytes as u64;
-        bytes
-    }
-
-    fn release(&self, connection: &Connection, path: &Path) -> Result<Answer, Refusal> {
-        let none = || Refusal(Code::NotFound, format!("{} is not a file that is taken from this pool", path.display()));
-        let name = self.store.taken_name(path).ok_or_else(none)?;
-        let (id, size) = {
-            let mut state = self.state();
-            let of_name = |(_, taken): &(&u64, &mut TakenFile)| taken.name == name && taken.life != Life::Going;
-            let (&id, taken) = state.taken.iter_mut().find(of_name).ok_or_else(none)?;
-            if connection.account != taken.user && connection.peer.user != 0 {
-                return Err(Refusal(Code::Denied, format!("{} is another user's", path.display())));
-            }
-            taken.life = Life::Going;
-            let size = taken.size;
-            state.counters.released += 1;
-            (id, size)
-        };
-        self.let_go(id);
-        Ok(Answer::Released { size })
-    }
-
-    /// Takes a file that is [`Life::Going`] from its owner, and all of its memory back if nobody has it open any more.
-    pub fn let_go(&self, id: u64) {
-        let Some(name) = self.state().taken.get(&id).map(|taken| taken.name.clone()) else { return };
-        // One that is not there any more was removed by root's own hand.
-        let _ = self.store.seize(&name);
-        self.take_back(id);
-        self.wake_keeper();
-    }
-
-    /// Forgets a file that is [`Life::Going`], once the kernel has all of its memory back: not while somebody has it open.
-    pub fn take_back(&self, id: u64) {
-        let found = self.state().taken.get(&id).map(|taken| (taken.name.clone(), taken.file.clone()));
-        if let Some((name, Some(file))) = found
-            && self.store.take_back(&name, &file)
-        {
-            let taken = self.state().forget(id);
-            drop(taken);
-        }
-    }
-
-    fn resize(&self, peer: Peer, size: usize, node: Option<usize>) -> Result<Answer, Refusal> {
-        if peer.user != 0 && peer.user != store::own_user() {
-            return Err(Refusal(Code::Denied, "resizing a pool takes root, or the user that serves it".into()));
-        }
-        if !size.is_multiple_of(HUGE_PAGE_SIZE) {
-            return Err(Refusal(Code::BadRequest, Error::Size(size).to_string()));
-        }
-        let mut state = self.state();
-        match node {
-            Some(node) => match state.settings.sizes.get_mut(&node) {
-                Some(place) => *place = size,
-                None => {
-                    let error = no_such_node(node, state.settings.sizes.keys());
-                    return Err(Refusal(Code::BadRequest, error.to_string()));
-                }
-            },
-            None => {
-                let nodes: Vec<usize> = state.settings.sizes.keys().copied().collect();
-                state.settings.sizes = spread(size, &nodes);
-            }
-        }
-        state.plan();
-        let size = state.settings.sizes.values().sum();
-        drop(state);
-        self.wake_keeper();
-        Ok(Answer::Resized { size })
     }
 
     /// Does what `bytes` ask for, if these are a request; `None` were too many.
     pub fn request(&self, bytes: Option<&[u8]>, connection: &Connection) -> (Answer, Option<File>) {
+        let refused = |message: String| Answer::Error { code: Code::BadRequest, message };
         let request = match bytes {
-            None => Err(Refusal(Code::BadRequest, format!("a request has no more than {REQUEST_MOST} bytes"))),
-            Some(bytes) => Request::read(bytes).map_err(|error| Refusal(Code::BadRequest, error.to_string())),
+            None => Err(refused(format!("a request has no more than {REQUEST_MOST} bytes"))),
+            Some(bytes) => Request::read(bytes).map_err(|error| refused(error.to_string())),
         };
-        let answer = request.and_then(|request| self.answer(request, connection));
+        let (answer, file) = match request.map(|request| self.answer(request, connection)) {
+            Ok(Outcome { answer: Some(answer), file, .. }) => (answer, file),
+            Ok(_) => (Answer::Error { code: Code::Failed, message: "there is no answer to that".into() }, None),
+            Err(refused) => (refused, None),
+        };
+        if matches!(answer, Answer::Error { .. }) {
+            self.broker().state.counters.refused += 1;
+        }
         self.wake_keeper();
-        answer.unwrap_or_else(|Refusal(code, message)| {
-            self.state().counters.refused += 1;
-            (Answer::Error { code, message }, None)
-        })
+        (answer, file)
+    }
+
+    /// What is done for whoever is connected.
+    fn answer(&self, request: Request, connection: &Connection) -> Outcome {
+        let Connection { number, peer, account, .. } = *connection;
+        let asker = Asker { connection: number, peer, account };
+        let refused = |code, message: String| Outcome::from(Answer::Error { code, message });
+        match request {
+            Request::Take { size, node, until } => match self.store.new_id() {
+                Ok(id) => self.happened(Event::Take(Wish { asker, size, node, until, id }, None)),
+                Err(error) => refused(Code::Failed, error.to_string()),
+            },
+            Request::Release { path } => match self.store.taken_name(Path::new(&path)) {
+                Some(name) => self.happened(Event::Release(asker, name.to_owned())),
+                None => refused(Code::NotFound, format!("{path} is not a file that is taken from this pool")),
+            },
+            Request::Resize { size, node } => self.happened(Event::Resize { peer, size, node }),
+            Request::Status => {
+                let all = peer.user == 0 || peer.user == store::own_user();
+                Outcome::from(Answer::Status { json: self.status((!all).then_some(account)).json() })
+            }
+        }
     }
 
     /// Takes back what nobody has heard of.
@@ -409,26 +309,20 @@ impl Shared {
         if let Answer::Taken { path, .. } = answer
             && let Some(entry) = self.store.taken_name(Path::new(path)).and_then(Entry::read)
         {
-            self.state().taken.entry(entry.id).and_modify(|taken| taken.life = Life::Going);
-            self.let_go(entry.id);
+            self.happened(Event::Unheard(entry.id));
+            self.wake_keeper();
         }
     }
 
     /// Whether a connection holds something.
     pub fn holds(&self, connection: u64) -> bool {
-        self.state().taken.values().any(|taken| taken.life == Life::Connection(connection))
+        self.broker().state.taken.values().any(|taken| taken.life == Life::Connection(connection))
     }
 
     /// Takes back what a connection has held that its client has left.
     pub fn left(&self, connection: u64) {
-        let mut held = Vec::new();
-        for (id, taken) in &mut self.state().taken {
-            if taken.life == Life::Connection(connection) {
-                taken.life = Life::Going;
-                held.push(*id);
-            }
-        }
-        held.into_iter().for_each(|id| self.let_go(id));
+        self.happened(Event::Left(connection));
+        self.wake_keeper();
     }
 }
 
@@ -436,11 +330,8 @@ fn no_such_node<'n>(node: usize, nodes: impl IntoIterator<Item = &'n usize>) -> 
     Error::Node { node, nodes: nodes.into_iter().copied().collect() }
 }
 
-/// `size` bytes on `nodes`, the same on each but for what can't be divided.
-fn spread(size: usize, nodes: &[usize]) -> BTreeMap<usize, usize> {
-    let pages = size / HUGE_PAGE_SIZE;
-    let share = |index: usize| pages / nodes.len() + usize::from(index < pages % nodes.len());
-    nodes.iter().enumerate().map(|(index, &node)| (node, share(index) * HUGE_PAGE_SIZE)).collect()
+fn now() -> Now {
+    Now { ns: clock::now_ns(), since_1970: clock::since_1970() }
 }
 
 /// `files` shared out among `nodes`.
@@ -499,25 +390,27 @@ impl Server {
         let settings = settings(&options, &nodes, memory.total)?;
         let limit = options.limit.unwrap_or(memory.total as usize) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
         let (store, left) = Store::open(&options.directory, options.backing, limit)?;
-        let mut state = State::new(settings);
-        adopt(&mut state, left, &store);
+        let capacity = Capacity::of(process::raise_descriptor_limit());
+        let reserved = store.kind() == MemoryFs::Hugetlbfs;
+        let own_user = store::own_user();
+        let mut broker = Broker { state: State::new(settings), limit, capacity, reserved, own_user };
+        adopt(&mut broker.state, left, &store);
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(Error::system("making an event descriptor for", &options.directory))?;
         let listener = listen(&options)?;
-        let taken = state.taken.len();
+        let taken = broker.state.taken.len();
         let shared = Arc::new(Shared {
             store,
             directory: options.directory,
-            limit,
-            capacity: Capacity::of(process::raise_descriptor_limit()),
+            capacity,
             several_nodes: nodes.len() > 1,
-            state: Mutex::new(state),
+            broker: Mutex::new(broker),
             wake,
             stop: AtomicBool::new(false),
             filler: AtomicI32::new(0),
             log,
         });
-        let size: usize = shared.state().settings.sizes.values().sum();
+        let size: usize = shared.broker().state.settings.sizes.values().sum();
         log(&format!(
             "{} are to be kept ready at {} ({}), socket {}",
             Bytes(size as u64),
@@ -546,10 +439,10 @@ impl Server {
     pub fn reconfigure(&self, options: &Options) -> Result<(), Error> {
         let memory = procfs::memory_info().map_err(Error::system("reading", Path::new("/proc/meminfo")))?;
         let settings = settings(options, &topology::nodes_with_memory(), memory.total)?;
-        let mut state = self.shared.state();
-        state.settings = settings;
-        state.plan();
-        drop(state);
+        let mut broker = self.shared.broker();
+        broker.state.settings = settings;
+        broker.state.plan();
+        drop(broker);
         self.shared.wake_keeper();
         Ok(())
     }
@@ -561,7 +454,7 @@ impl Server {
 
     /// How far it is filled.
     pub fn progress(&self) -> Progress {
-        let state = self.shared.state();
+        let state = &self.shared.broker().state;
         let waiting = match &state.condition {
             Condition::Waiting(why) => Some(why.clone()),
             Condition::Full | Condition::Filling => None,
@@ -577,20 +470,8 @@ impl Server {
     pub fn stop(mut self) -> Result<usize, Error> {
         self.end_threads();
         let shared = &self.shared;
-        let (waiting, going) = {
-            let mut state = shared.state();
-            let waiting: Vec<(usize, Ready)> = state
-                .nodes
-                .iter_mut()
-                .flat_map(|(&number, node)| node.waiting.drain(..).map(move |ready| (number, ready)))
-                .collect();
-            let going = state.taken.iter().filter(|(_, taken)| taken.life == Life::Going);
-            (waiting, going.map(|(id, _)| *id).collect::<Vec<_>>())
-        };
-        waiting.iter().for_each(|(node, ready)| shared.store.remove_ready(ready.id, *node));
-        drop(waiting);
-        going.into_iter().for_each(|id| shared.take_back(id));
-        let left = shared.state().taken.len();
+        shared.happened(Event::Stop);
+        let left = shared.broker().state.taken.len();
         if left == 0 {
             shared.store.close()?;
         }
@@ -616,10 +497,10 @@ impl Drop for Server {
 }
 
 /// Takes over what a former server left: what waited waits, once the filler has looked at it, and what was taken is whose it was.
-fn adopt(state: &mut State, left: Left, store: &Store) {
+fn adopt(state: &mut State<Arc<File>>, left: Left, store: &Store) {
     for Waiting { id, node, file, size } in left.ready {
         match state.nodes.get_mut(&node) {
-            Some(of) => of.waiting.push(Ready { id, file: Arc::new(file), size, filled: 0, unverified: 0 }),
+            Some(of) => of.waiting.push(Ready { id, file, size, filled: 0, unverified: 0 }),
             None => store.remove_ready(id, node),
         }
     }

@@ -1,17 +1,14 @@
-//! What a server knows: the files that wait and those that are taken, who has what, and what was done. Kept under one lock, which nobody
-//! holds while memory is allocated, zeroed or freed.
+//! What a server knows: the files that wait and those that are taken, who has what, and what was done. Pure: a file is whatever its
+//! mechanism knows it by, `F`.
 
 use super::demand::Demand;
 use super::ledger::{Entry, Holding};
 use super::protocol::Code;
 use super::quota::{Accounts, Quotas};
 use super::stock::{self, Refill, Step, Waiting};
-use super::store::Found;
 use crate::stats::figures;
-use crate::sys::{HUGE_PAGE_SIZE, shared_file};
+use crate::sys::HUGE_PAGE_SIZE;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// The settings that can change while a pool is served.
@@ -29,10 +26,10 @@ pub(super) struct Settings {
 }
 
 /// A file that waits, full or being filled.
-#[derive(Debug)]
-pub(super) struct Ready {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Ready<F> {
     pub id: u64,
-    pub file: Arc<File>,
+    pub file: F,
     pub size: usize,
     /// Bytes from its beginning on that are backed and zero.
     pub filled: usize,
@@ -41,19 +38,20 @@ pub(super) struct Ready {
 }
 
 /// A file that no longer waits.
-#[derive(Debug)]
-pub(super) struct GivenUp {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct GivenUp<F> {
     pub node: usize,
     /// Bytes at its beginning that stay; with 0 it goes whole.
     pub keep: usize,
-    pub ready: Ready,
+    pub ready: Ready<F>,
 }
 
 /// A file that somebody has, until nobody has.
 #[derive(Debug)]
-pub(super) struct TakenFile {
-    /// The server's own descriptor, by which it sees whether others have one. `None` as long as the owner keeps it from being opened.
-    pub file: Option<Arc<File>>,
+pub(super) struct TakenFile<F> {
+    /// The server's own descriptor, by which it sees whether others have one. `None` until it is made, and as long as the owner keeps it from
+    /// being opened.
+    pub file: Option<F>,
     /// The file's name, which says the rest.
     pub name: String,
     pub size: usize,
@@ -65,34 +63,57 @@ pub(super) struct TakenFile {
     pub life: Life,
     /// How often it was found larger than it was when it was handed out.
     pub offences: u32,
-    /// Whether its taker may still be backing it.
-    pub completing: bool,
+    /// Bytes that were promised with it, and that its taker has not touched yet, as far as was seen.
+    pub promised: usize,
+}
+
+/// A file that somebody has, as it is found.
+#[derive(Debug)]
+pub(super) struct Found<F> {
+    /// Its name, under which it stays.
+    pub name: String,
+    pub entry: Entry,
+    /// `None` where its owner keeps everybody from opening it for the moment, by a lease. The kernel bounds that (`fs.lease-break-time`).
+    pub file: Option<F>,
+    /// Whether it is no longer its owner's.
+    pub going: bool,
+}
+
+impl<F> TakenFile<F> {
+    /// Whether it is where its name says, and nobody is about to change that or its size.
+    pub fn is_settled(&self) -> bool {
+        !matches!(self.life, Life::Arriving(_) | Life::Leaving)
+    }
 }
 
 /// How long a taken file stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Life {
-    /// It is being handed out.
-    Arriving,
+    /// It is being handed out, for as long as this connection is open or until nobody has it open.
+    Arriving(Option<u64>),
     /// As long as a connection is open.
     Connection(u64),
     /// Until nobody has had it open for the time that the settings say; since when that is so.
     Path(Option<u64>),
-    /// It is to be its owner's no longer, and goes when nobody has it open any more.
+    /// It is being taken from its owner.
+    Leaving,
+    /// It couldn't be taken from him, which is tried again.
+    Unseized,
+    /// It is its owner's no longer, and goes when nobody has it open any more.
     Going,
 }
 
 /// The files that wait on a node, and what its clients ask for.
 #[derive(Debug)]
-pub(super) struct Node {
+pub(super) struct Node<F> {
     pub demand: Demand,
     pub wanted: Vec<usize>,
-    pub waiting: Vec<Ready>,
+    pub waiting: Vec<Ready<F>>,
     pub refill: Refill,
 }
 
-impl Node {
-    fn new() -> Node {
+impl<F> Node<F> {
+    fn new() -> Node<F> {
         Node { demand: Demand::new(), wanted: Vec::new(), waiting: Vec::new(), refill: Refill::default() }
     }
 
@@ -117,7 +138,7 @@ impl Node {
     }
 
     /// Takes the waiting file `id` out.
-    pub fn remove(&mut self, id: u64) -> Option<Ready> {
+    pub fn remove(&mut self, id: u64) -> Option<Ready<F>> {
         let place = self.waiting.iter().position(|ready| ready.id == id)?;
         Some(self.waiting.swap_remove(place))
     }
@@ -159,10 +180,10 @@ pub(super) struct Filling {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct State<F> {
     pub settings: Settings,
-    pub nodes: BTreeMap<usize, Node>,
-    pub taken: BTreeMap<u64, TakenFile>,
+    pub nodes: BTreeMap<usize, Node<F>>,
+    pub taken: BTreeMap<u64, TakenFile<F>>,
     pub accounts: Accounts,
     pub condition: Condition,
     pub counters: Counters,
@@ -172,9 +193,9 @@ pub(super) struct State {
     pub taken_ns: u64,
 }
 
-impl State {
+impl<F: Clone> State<F> {
     /// Nothing waits and nothing is taken.
-    pub fn new(settings: Settings) -> State {
+    pub fn new(settings: Settings) -> State<F> {
         let nodes = settings.sizes.keys().map(|&node| (node, Node::new())).collect();
         let mut state = State {
             settings,
@@ -208,7 +229,7 @@ impl State {
     }
 
     /// The file `id` of `number`'s, if it waits.
-    pub fn waiting(&self, number: usize, id: u64) -> Option<&Ready> {
+    pub fn waiting(&self, number: usize, id: u64) -> Option<&Ready<F>> {
         self.nodes.get(&number)?.waiting.iter().find(|ready| ready.id == id)
     }
 
@@ -217,21 +238,36 @@ impl State {
         self.nodes.values().map(Node::filled).sum()
     }
 
+    /// Bytes that waiting files get from what the filler is at.
+    pub fn being_filled(&self) -> usize {
+        let waits = |id: u64| self.nodes.values().any(|node| node.waiting.iter().any(|ready| ready.id == id));
+        self.filling.filter(|filling| waits(filling.id)).map_or(0, |filling| filling.bytes)
+    }
+
     /// Bytes that are taken.
     pub fn taken_bytes(&self) -> usize {
         self.taken.values().map(|taken| taken.size).sum()
     }
 
     /// Bytes that were promised to those who have taken files, and that they have not touched yet.
-    pub fn promised(&mut self) -> usize {
-        let mut promised = 0;
-        for taken in self.taken.values_mut().filter(|taken| taken.completing) {
-            let backed =
-                taken.file.as_deref().map_or(taken.size, |file| shared_file::backed_bytes(file).unwrap_or(taken.size));
-            promised += taken.size.saturating_sub(backed);
-            taken.completing = backed < taken.size;
+    pub fn promised(&self) -> usize {
+        self.taken.values().map(|taken| taken.promised).sum()
+    }
+
+    /// The taken files of which it is to be seen how much of what was promised is touched by now.
+    pub fn completing(&self) -> Vec<(u64, F)> {
+        let completing = self.taken.iter().filter(|(_, taken)| taken.promised > 0);
+        completing.filter_map(|(&id, taken)| Some((id, taken.file.clone()?))).collect()
+    }
+
+    /// Notes how much of taken files was backed a moment ago.
+    pub fn note_backed(&mut self, backed: &[(u64, usize)]) {
+        for (id, backed) in backed {
+            if let Some(taken) = self.taken.get_mut(id) {
+                // What was touched once is nobody's promise any more.
+                taken.promised = taken.promised.min(taken.size.saturating_sub(*backed));
+            }
         }
-        promised
     }
 
     /// Bytes that waiting files may still get where no more than `limit` may be in files. What is taken counts whole: whoever has it may
@@ -242,7 +278,7 @@ impl State {
     }
 
     /// Takes the waiting file out that the filler is at, if what it is about to get is more than `room` bytes: to be cut to what it has.
-    pub fn give_up_filling(&mut self, room: usize) -> Option<GivenUp> {
+    pub fn give_up_filling(&mut self, room: usize) -> Option<GivenUp<F>> {
         let Filling { id, .. } = self.filling.filter(|filling| filling.bytes > room)?;
         let found = self.nodes.iter_mut().find_map(|(&number, node)| Some((number, node.remove(id)?)));
         let (node, ready) = found?;
@@ -252,7 +288,7 @@ impl State {
 
     /// The node for a request that names none: the one that has most of it ready, and most besides.
     pub fn best_node(&self, size: usize) -> Option<usize> {
-        let value = |node: &Node| {
+        let value = |node: &Node<F>| {
             let stock = node.stock();
             let chosen = stock::choose(&stock, size).and_then(|id| stock.iter().find(|waiting| waiting.id == id));
             (chosen.map_or(0, |waiting| waiting.filled.min(size)), node.filled())
@@ -268,20 +304,18 @@ impl State {
         best.map(|(number, _)| number)
     }
 
-    /// Takes the waiting file out that a request of `user`'s is to get, if there is one and enough stays for others.
-    pub fn choose(&mut self, number: usize, user: u32, size: usize, now_ns: u64) -> Option<Ready> {
+    /// The waiting file that a request of `user`'s is to get, if there is one and enough stays for others.
+    pub fn choose(&self, number: usize, user: u32, size: usize, now_ns: u64) -> Option<&Ready<F>> {
         let kept = self.settings.sizes.get(&number).copied().unwrap_or(0);
-        let node = self.nodes.get_mut(&number)?;
+        let node = self.nodes.get(&number)?;
         let stock = node.stock();
         let id = stock::choose(&stock, size)?;
         let needs = node.demand.needs_of_others(user, kept, now_ns);
-        let ready = if stock::spares(&stock, id, needs) { node.remove(id) } else { None }?;
-        node.demand.served(user, ready.filled.min(size), now_ns);
-        Some(ready)
+        stock::spares(&stock, id, needs).then(|| node.waiting.iter().find(|ready| ready.id == id))?
     }
 
     /// Takes out waiting files with `bytes` of filled memory, or all there are, those of the node `last` last.
-    pub fn give_up(&mut self, bytes: usize, last: Option<usize>) -> Vec<GivenUp> {
+    pub fn give_up(&mut self, bytes: usize, last: Option<usize>) -> Vec<GivenUp<F>> {
         let mut given_up = Vec::new();
         let mut missing = bytes;
         let mut order: Vec<usize> = self.nodes.keys().copied().collect();
@@ -298,13 +332,12 @@ impl State {
     }
 
     /// Puts a file that is there down to its user, whatever the quota says.
-    pub fn adopt(&mut self, found: Found) {
+    pub fn adopt(&mut self, found: Found<F>) {
         let Found { name, entry: Entry { id, node, holding }, file, going } = found;
         let Some(Holding { size, user, since, .. }) = holding else { return };
-        let file = file.map(Arc::new);
         // The connection that a file was to stay for has ended with the former server.
         let life = if going { Life::Going } else { Life::Path(None) };
-        let taken = TakenFile { file, name, size, user, since, node, life, offences: 0, completing: false };
+        let taken = TakenFile { file, name, size, user, since, node, life, offences: 0, promised: 0 };
         if let Some(before) = self.taken.insert(id, taken) {
             // Twice the same name, in two places: root has made one of them.
             self.accounts.refund(before.user, before.size);
@@ -328,7 +361,7 @@ impl State {
     }
 
     /// Takes the entry of a taken file out, which is its user's no longer.
-    pub fn forget(&mut self, id: u64) -> Option<TakenFile> {
+    pub fn forget(&mut self, id: u64) -> Option<TakenFile<F>> {
         let taken = self.taken.remove(&id)?;
         self.accounts.refund(taken.user, taken.size);
         Some(taken)
@@ -343,9 +376,8 @@ pub(super) struct Refusal(pub Code, pub String);
 mod tests {
     use super::super::protocol::Until;
     use super::*;
-    use proptest::prelude::*;
 
-    fn state(nodes: usize, pages: usize) -> State {
+    fn state(nodes: usize, pages: usize) -> State<()> {
         State::new(Settings {
             sizes: (0..nodes).map(|node| (node, pages * HUGE_PAGE_SIZE)).collect(),
             files: BTreeMap::new(),
@@ -357,12 +389,8 @@ mod tests {
         })
     }
 
-    fn file() -> Arc<File> {
-        Arc::new(File::open("/dev/null").unwrap())
-    }
-
     /// A file of `user`'s, as a former server left it.
-    fn found(id: u64, size: usize, user: u32) -> Found {
+    fn found(id: u64, size: usize, user: u32) -> Found<()> {
         let entry = Entry { id, node: 0, holding: Some(Holding { size, user, since: 7, until: Until::Unused }) };
         Found { name: entry.to_string(), entry, file: None, going: false }
     }
@@ -370,9 +398,9 @@ mod tests {
     #[test]
     fn a_request_goes_to_the_node_that_has_it_ready() {
         let mut state = state(3, 64);
-        let put = |state: &mut State, node: usize, id, size: usize, filled: usize| {
+        let put = |state: &mut State<()>, node: usize, id, size: usize, filled: usize| {
             let ready =
-                Ready { id, file: file(), size: size * HUGE_PAGE_SIZE, filled: filled * HUGE_PAGE_SIZE, unverified: 0 };
+                Ready { id, file: (), size: size * HUGE_PAGE_SIZE, filled: filled * HUGE_PAGE_SIZE, unverified: 0 };
             state.nodes.get_mut(&node).unwrap().waiting.push(ready);
         };
         assert_eq!(state.best_node(HUGE_PAGE_SIZE), Some(0));
@@ -389,7 +417,7 @@ mod tests {
         const PAGE: usize = HUGE_PAGE_SIZE;
         let mut state = state(1, 64);
         let waiting =
-            |id, size, filled| Ready { id, file: file(), size: size * PAGE, filled: filled * PAGE, unverified: 0 };
+            |id, size, filled| Ready { id, file: (), size: size * PAGE, filled: filled * PAGE, unverified: 0 };
         state.nodes.get_mut(&0).unwrap().waiting.extend([waiting(1, 16, 4), waiting(2, 8, 8)]);
         assert_eq!(state.room(20 * PAGE), 8 * PAGE);
         // Whoever has a file may touch all of it, whatever is backed now; of any size, where root has made it.
@@ -407,87 +435,5 @@ mod tests {
         // Of a file that was handed out, its owner gets it.
         state.filling = Some(Filling { id: 3, bytes: PAGE });
         assert!(state.give_up_filling(0).is_none());
-    }
-
-    #[derive(Debug, Clone)]
-    enum Event {
-        Put { node: usize, pages: usize, filled: usize },
-        Take { node: usize, user: u32, pages: usize },
-        Adopt { id: u64, user: u32, pages: usize },
-        ChargeMore { which: usize, pages: usize },
-        Forget { which: usize },
-        GiveUp { pages: usize, last: usize },
-    }
-
-    fn any_event() -> impl Strategy<Value = Event> {
-        prop_oneof![
-            (0..2usize, 1..20usize, 0..20usize).prop_map(|(node, pages, filled)| Event::Put {
-                node,
-                pages,
-                filled: filled.min(pages)
-            }),
-            (0..2usize, 0..3u32, 1..20usize).prop_map(|(node, user, pages)| Event::Take { node, user, pages }),
-            (1000..1010u64, 0..3u32, 1..20usize).prop_map(|(id, user, pages)| Event::Adopt { id, user, pages }),
-            (any::<usize>(), 1..40usize).prop_map(|(which, pages)| Event::ChargeMore { which, pages }),
-            any::<usize>().prop_map(|which| Event::Forget { which }),
-            (0..40usize, 0..2usize).prop_map(|(pages, last)| Event::GiveUp { pages, last }),
-        ]
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
-        /// Whatever happens: no file is in two places, each user has on his account what he has taken, and as much is given up as was asked
-        /// for.
-        #[test]
-        fn every_byte_is_on_one_account(events in prop::collection::vec(any_event(), 1..60)) {
-            let mut state = state(2, 64);
-            let mut next = 0;
-            for event in events {
-                match event {
-                    Event::Put { node, pages, filled } => {
-                        next += 1;
-                        let (size, filled) = (pages * HUGE_PAGE_SIZE, filled * HUGE_PAGE_SIZE);
-                        state.nodes.get_mut(&node).unwrap().waiting.push(Ready { id: next, file: file(), size, filled, unverified: 0 });
-                    }
-                    Event::Take { node, user, pages } => {
-                        let size = pages * HUGE_PAGE_SIZE;
-                        state.note_demand(node, user, size, 0);
-                        let Some(ready) = state.choose(node, user, size, 0) else { continue };
-                        state.accounts.charge(user, size, None).unwrap();
-                        let (file, life, name) = (Some(ready.file), Life::Path(None), String::new());
-                        let taken = TakenFile { file, name, size, user, since: 7, node, life, offences: 0, completing: false };
-                        prop_assert!(state.taken.insert(ready.id, taken).is_none());
-                    }
-                    Event::Adopt { id, user, pages } => state.adopt(found(id, pages * HUGE_PAGE_SIZE, user)),
-                    Event::ChargeMore { which, pages } => {
-                        let id = state.taken.keys().nth(which % state.taken.len().max(1)).copied().unwrap_or(0);
-                        state.charge_more(id, pages * HUGE_PAGE_SIZE);
-                    }
-                    Event::Forget { which } => {
-                        let id = state.taken.keys().nth(which % state.taken.len().max(1)).copied();
-                        prop_assert_eq!(id.and_then(|id| state.forget(id)).is_some(), id.is_some());
-                    }
-                    Event::GiveUp { pages, last } => {
-                        let (ready, bytes) = (state.ready(), pages * HUGE_PAGE_SIZE);
-                        let given_up = state.give_up(bytes, Some(last));
-                        let given: usize = given_up.iter().map(|given| given.ready.filled - given.keep).sum();
-                        prop_assert!(given >= bytes.min(ready) && given <= ready);
-                        prop_assert!(given_up.iter().rev().skip(1).all(|given| given.keep == 0));
-                        for GivenUp { node, keep, mut ready } in given_up {
-                            if keep > 0 {
-                                (ready.size, ready.filled) = (keep, keep);
-                                state.nodes.get_mut(&node).unwrap().waiting.push(ready);
-                            }
-                        }
-                        prop_assert_eq!(state.ready(), ready - given);
-                    }
-                }
-                let charged: usize = state.accounts.users().map(|(_, bytes, _)| bytes).sum();
-                prop_assert_eq!(charged, state.taken_bytes());
-                let waiting: Vec<u64> = state.nodes.values().flat_map(Node::stock).map(|file| file.id).collect();
-                prop_assert!(waiting.iter().all(|id| !state.taken.contains_key(id)));
-            }
-        }
     }
 }

@@ -139,7 +139,7 @@ pub(super) struct Facts {
 
 impl Status {
     /// The status of a pool in this state; with `viewer`, of users and their files only what is his.
-    pub(super) fn new(state: &State, facts: Facts, viewer: Option<u32>) -> Status {
+    pub(super) fn new<F: Clone>(state: &State<F>, facts: Facts, viewer: Option<u32>) -> Status {
         let seen = |user: u32| viewer.is_none_or(|viewer| viewer == user);
         let now = clock::since_1970();
         let taken = state.taken.values().filter(|taken| seen(taken.user)).map(|taken| TakenStatus {
@@ -261,7 +261,7 @@ const FILES_SHOWN: usize = 32;
 const USERS_SHOWN: usize = 100;
 const TAKEN_SHOWN: usize = 100;
 
-fn of_node(state: &State, number: usize, node: &Node) -> NodeStatus {
+fn of_node<F>(state: &State<F>, number: usize, node: &Node<F>) -> NodeStatus {
     let size = state.settings.sizes.get(&number).copied().unwrap_or(0);
     let taken: usize = state.taken.values().filter(|taken| taken.node == number).map(|taken| taken.size).sum();
     let mut files: Vec<FileStatus> = node
@@ -350,7 +350,7 @@ mod tests {
             unused: Duration::ZERO,
             quotas: Quotas::default(),
         };
-        let mut state = State::new(settings);
+        let mut state: State<()> = State::new(settings);
         (1..2000).for_each(|user| state.accounts.charge(user, 1 << 40, None).unwrap());
         let facts = Facts { backing: "tmpfs", directory: "/run/x".into(), limit: 1 << 44, available: 1 << 43 };
         let status = Status::new(&state, facts, None);

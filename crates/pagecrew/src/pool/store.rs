@@ -11,6 +11,7 @@ use super::error::Error;
 use super::ledger::{Entry, Holding};
 use super::options::Backing;
 use super::protocol::Until;
+use super::state::Found;
 use crate::sys::mount::{self, MemoryFs};
 use crate::sys::seqpacket::Peer;
 use crate::sys::shared_file::{self, Mapped};
@@ -20,6 +21,7 @@ use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The mount of a pool, and the sole right to it.
@@ -36,27 +38,15 @@ pub(super) struct Store {
 pub(super) struct Waiting {
     pub id: u64,
     pub node: usize,
-    pub file: File,
+    pub file: Arc<File>,
     pub size: usize,
-}
-
-/// A file that somebody has.
-#[derive(Debug)]
-pub(super) struct Found {
-    /// Its name, under which it stays.
-    pub name: String,
-    pub entry: Entry,
-    /// `None` where its owner keeps everybody from opening it for the moment, by a lease. The kernel bounds that (`fs.lease-break-time`).
-    pub file: Option<File>,
-    /// Whether it is no longer its owner's.
-    pub going: bool,
 }
 
 /// What a former server left.
 #[derive(Debug, Default)]
 pub(super) struct Left {
     pub ready: Vec<Waiting>,
-    pub taken: Vec<Found>,
+    pub taken: Vec<Found<Arc<File>>>,
 }
 
 /// What the mount holds at most, in times of the pool's limit. The limit itself is kept by the books. On its way out memory is off the
@@ -137,14 +127,18 @@ impl Store {
         (!name.is_empty() && self.taken_path(name) == path && !name.contains('/')).then_some(name)
     }
 
-    /// A new file of `size` bytes of `node` that nobody knows of. Its memory is `placed` there, where the machine has several.
-    pub fn create(&self, size: usize, node: usize, placed: bool) -> Result<(u64, File), Error> {
-        let id = random().map_err(Error::system("reading", Path::new("/dev/urandom")))?;
+    /// A number for a new file.
+    pub fn new_id(&self) -> Result<u64, Error> {
+        random().map_err(Error::system("reading", Path::new("/dev/urandom")))
+    }
+
+    /// The new file `id` of `size` bytes of `node`, of which nobody knows. Its memory is `placed` there, where the machine has several.
+    pub fn create(&self, id: u64, size: usize, node: usize, placed: bool) -> Result<File, Error> {
         let path = self.ready_path(id, node);
         let create = || OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
         let file = create().map_err(Error::system("making", &path))?;
         self.resize(&file, size, placed.then_some(node)).inspect_err(|_| self.remove_ready(id, node))?;
-        Ok((id, file))
+        Ok(file)
     }
 
     /// Makes `file` longer or shorter.
@@ -193,7 +187,11 @@ impl Store {
             std::fs::set_permissions(&from, Permissions::from_mode(0o000))?;
             std::fs::rename(&from, &to)
         };
-        seize().map_err(Error::system("taking back", &from))
+        match seize() {
+            // Root has removed it by hand.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            done => done.map_err(Error::system("taking back", &from)),
+        }
     }
 
     /// Gives the memory of a seized file to the kernel, for good. Returns whether it did: not while somebody has the file open.
@@ -231,7 +229,7 @@ impl Store {
             let facts = file.metadata().ok()?;
             let size = facts.len() as usize;
             let sound = facts.uid() == own_user() && size > 0 && size.is_multiple_of(HUGE_PAGE_SIZE);
-            sound.then_some(Waiting { id: entry.id, node: entry.node, file, size })
+            sound.then(|| Waiting { id: entry.id, node: entry.node, file: Arc::new(file), size })
         };
         let mut ready = Vec::new();
         for path in paths(&directory)? {
@@ -244,7 +242,7 @@ impl Store {
     }
 
     /// Files in `taken/` and `going/`.
-    fn found_taken(&self) -> Result<Vec<Found>, Error> {
+    fn found_taken(&self) -> Result<Vec<Found<Arc<File>>>, Error> {
         let mut found = Vec::new();
         for (place, going) in [(TAKEN, false), (GOING, true)] {
             for path in paths(&self.mount.join(place))? {
@@ -255,7 +253,7 @@ impl Store {
     }
 
     /// The files in `taken/` but those whose names are `known`.
-    pub fn taken_besides(&self, known: impl Fn(&str) -> bool) -> Vec<Found> {
+    pub fn taken_besides(&self, known: impl Fn(&str) -> bool) -> Vec<Found<Arc<File>>> {
         let paths = paths(&self.mount.join(TAKEN)).unwrap_or_default();
         let unknown = paths.iter().filter(|path| !path.file_name().and_then(|name| name.to_str()).is_some_and(&known));
         unknown.filter_map(|path| found_at(path, false)).collect()
@@ -279,7 +277,7 @@ fn open_found(path: &Path) -> Option<File> {
 }
 
 /// The file at `path`, by its name where that says it; by what it is where root has put it there. What is no file goes.
-fn found_at(path: &Path, going: bool) -> Option<Found> {
+fn found_at(path: &Path, going: bool) -> Option<Found<Arc<File>>> {
     let facts = std::fs::symlink_metadata(path).ok();
     let name = path.file_name().and_then(|name| name.to_str());
     let (Some(facts), Some(name)) = (facts.filter(|facts| facts.is_file()), name) else {
@@ -300,7 +298,7 @@ fn found_at(path: &Path, going: bool) -> Option<Found> {
             }),
         },
     };
-    Some(Found { name: name.to_owned(), entry, file: open_found(path), going })
+    Some(Found { name: name.to_owned(), entry, file: open_found(path).map(Arc::new), going })
 }
 
 /// Makes the directory of a pool, or sees that nobody else can change what is in it.

@@ -1,0 +1,662 @@
+//! What is done as things happen to a pool: a pure function of what is known ([`State`]) and of one [`Event`] to [`Action`]s.
+//!
+//! Whoever has an event hands it in with the broker locked, and performs the actions in their order with it unlocked (`server`); what
+//! comes of an action is the next event. So nothing waits for memory while the books are locked, several events may be on their way at once,
+//! and a server that is killed between two of them has lost nothing: what its successor finds are the names of files (`ledger`), and each
+//! action leaves them whole.
+//!
+//! A file is on one account from the event that promises it until the kernel has all of its memory back ([`Event::TakenBack`]).
+
+use super::capacity::Capacity;
+use super::error::Error;
+use super::ledger::{Entry, Holding};
+use super::protocol::{Code, Until};
+use super::state::{Filling, Found, GivenUp, Life, Ready, Refusal, State, TakenFile};
+use super::stock::Step;
+use crate::sys::HUGE_PAGE_SIZE;
+use crate::sys::seqpacket::Peer;
+use crate::units::Bytes;
+use std::collections::BTreeMap;
+
+/// A taken file that was found too large so often is taken away.
+const OFFENCES: u32 = 3;
+
+/// The time.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Now {
+    /// That only goes forward, in nanoseconds.
+    pub ns: u64,
+    /// In seconds since 1970.
+    pub since_1970: u64,
+}
+
+/// Who asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Asker {
+    pub connection: u64,
+    pub peer: Peer,
+    /// The user who pays for what the peer takes.
+    pub account: u32,
+}
+
+/// A request for memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Wish {
+    pub asker: Asker,
+    pub size: usize,
+    /// The node, if that matters.
+    pub node: Option<usize>,
+    pub until: Until,
+    /// The number of the file, should one have to be made.
+    pub id: u64,
+}
+
+/// A file on its way to a client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Handing<F> {
+    pub entry: Entry,
+    pub size: usize,
+    /// `None` if it is yet to be made.
+    pub file: Option<F>,
+    /// Bytes of it that are ready.
+    pub ready: usize,
+    /// Whether it has the size that was asked for.
+    pub fits: bool,
+    pub peer: Peer,
+}
+
+/// A taken file as the kernel has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub len: usize,
+    /// Bytes of memory in it, beyond its end included.
+    pub backed: usize,
+    /// Whether nobody but the server has it open; `None` where that was not asked.
+    pub unused: Option<bool>,
+}
+
+/// What happens.
+#[derive(Debug)]
+pub(super) enum Event<F> {
+    /// A client asks for memory; with the bytes that could be had, once that was looked at.
+    Take(Wish, Option<u64>),
+    /// A file is its client's, and this is the server's own descriptor of it.
+    HandedOut(Handing<F>),
+    /// It couldn't be made, or not be handed out. A file that was made is still there.
+    NotHandedOut(Handing<F>, String),
+    /// A client gives the file of this name back.
+    Release(Asker, String),
+    /// Somebody wants so much kept ready.
+    Resize { peer: Peer, size: usize, node: Option<usize> },
+    /// What was handed out never reached its client.
+    Unheard(u64),
+    /// A client has left.
+    Left(u64),
+    /// A waiting file was cut, or could not be.
+    Cut(GivenUp<F>, bool),
+    /// A file was made to wait on a node, made longer or shorter, or given back what it was not to have: it waits again.
+    Waits(usize, Ready<F>),
+    /// The size of a waiting file can't be changed.
+    NotResized(usize, Ready<F>, String),
+    /// A taken file was looked at.
+    Seen(u64, Seen),
+    /// A file was found among the taken ones.
+    Found(Found<F>),
+    /// A file that its owner kept from being opened was opened.
+    Opened(u64, F),
+    /// A file was taken from its owner, or could not be.
+    Seized(u64, bool),
+    /// The kernel has all memory of the file back, and its name is gone.
+    TakenBack(u64),
+    /// The server ends.
+    Stop,
+}
+
+/// What is to be done about it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Action<F> {
+    /// See how much of what was promised is touched by now and what memory could be had, and ask again before anything else happens.
+    /// [`Event::Take`]
+    Survey(Wish),
+    /// Cut a waiting file to what it is to keep. [`Event::Cut`]
+    Cut(GivenUp<F>),
+    /// Make a waiting file so long. [`Event::Waits`], [`Event::NotResized`]
+    Resize {
+        node: usize,
+        ready: Ready<F>,
+        size: usize,
+    },
+    /// Make an empty file that waits. [`Event::Waits`]
+    Make {
+        node: usize,
+        size: usize,
+    },
+    /// Give back what a waiting file has behind what is filled. [`Event::Waits`]
+    CutBehind {
+        node: usize,
+        ready: Ready<F>,
+    },
+    /// Take the name of a waiting file away.
+    Remove {
+        id: u64,
+        node: usize,
+    },
+    /// Let the filler out of the idle class: it may be stopped in the middle of a page that others wait for.
+    Boost,
+    /// Make a file its client's. [`Event::HandedOut`], [`Event::NotHandedOut`]
+    HandOut(Handing<F>),
+    /// Take a file from its owner: nobody can open it any more. [`Event::Seized`]
+    Seize {
+        id: u64,
+        name: String,
+    },
+    /// Give its memory to the kernel, for good, if nobody has it open. [`Event::TakenBack`]
+    TakeBack {
+        id: u64,
+        name: String,
+        file: F,
+    },
+    /// Take from a file what it has beyond so many bytes.
+    Shrink {
+        file: F,
+        size: usize,
+    },
+    /// The client gets his file.
+    Give {
+        name: String,
+        node: usize,
+        size: usize,
+        ready: usize,
+    },
+    /// The client's file of this size is released.
+    Released(usize),
+    /// So much is kept ready from now on.
+    Resized(usize),
+    Refuse(Refusal),
+    /// Leave filling for a moment, and say why.
+    Hold(&'static str),
+    Log(String),
+}
+
+/// What is next for the filler.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next<F> {
+    /// Everything is as it is wanted.
+    Nothing,
+    /// A file of this node would be filled if the node had anything left.
+    NodeIsFull(usize),
+    Do(Vec<Action<F>>),
+    Fill {
+        node: usize,
+        id: u64,
+    },
+}
+
+/// What the filler is to do, or why it can't.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Order<F> {
+    /// Fill the file from here on, so far.
+    Fill { file: F, offset: usize, len: usize },
+    /// The file does not wait any more, or is full.
+    Over,
+    /// There is no room in the pool's limit.
+    NoRoom(Vec<Action<F>>),
+}
+
+/// What the filler has done.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Filled {
+    pub node: usize,
+    pub id: u64,
+    pub offset: usize,
+    pub len: usize,
+    pub filled: usize,
+    pub elsewhere: u64,
+    pub unverified: usize,
+    pub cpu_ns: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Broker<F> {
+    pub state: State<F>,
+    /// Bytes that may be ready and taken together.
+    pub limit: usize,
+    pub capacity: Capacity,
+    /// Whether its memory is set apart for it, so that it is nobody else's.
+    pub reserved: bool,
+    /// The user that serves.
+    pub own_user: u32,
+}
+
+fn refuse<F>(code: Code, message: impl ToString) -> Vec<Action<F>> {
+    vec![Action::Refuse(Refusal(code, message.to_string()))]
+}
+
+impl<F: Clone> Broker<F> {
+    /// What is to be done about `event`, in this order.
+    pub fn handle(&mut self, event: Event<F>, now: Now) -> Vec<Action<F>> {
+        match event {
+            Event::Take(wish, available) => self.take(wish, available, now),
+            Event::HandedOut(handing) => self.handed_out(handing),
+            Event::NotHandedOut(handing, reason) => self.not_handed_out(handing, reason),
+            Event::Release(asker, name) => self.release(asker, &name),
+            Event::Resize { peer, size, node } => self.resize(peer, size, node),
+            Event::Unheard(id) => self.let_go(id).into_iter().collect(),
+            Event::Left(connection) => self.left(connection),
+            Event::Cut(given_up, done) => self.cut(given_up, done),
+            Event::Waits(node, ready) => self.waits(node, ready),
+            Event::NotResized(node, ready, reason) => {
+                let hold = Action::Hold("the size of a file could not be changed");
+                vec![Action::Log(reason), Action::Cut(GivenUp { node, keep: 0, ready }), hold]
+            }
+            Event::Seen(id, seen) => self.seen(id, seen, now),
+            Event::Found(found) => self.found(found),
+            Event::Opened(id, file) => {
+                if let Some(taken) = self.state.taken.get_mut(&id) {
+                    taken.file.get_or_insert(file);
+                }
+                Vec::new()
+            }
+            Event::Seized(id, done) => self.seized(id, done),
+            Event::TakenBack(id) => {
+                self.state.forget(id);
+                Vec::new()
+            }
+            Event::Stop => self.stop(),
+        }
+    }
+
+    /// Decides what a request gets and puts it down to its account: a file that waits or a new one, and what is given up for it.
+    fn take(&mut self, wish: Wish, available: Option<u64>, now: Now) -> Vec<Action<F>> {
+        let Wish { asker: Asker { connection, peer, account }, size, node, until, id } = wish;
+        if size == 0 || !size.is_multiple_of(HUGE_PAGE_SIZE) {
+            return refuse(Code::BadRequest, Error::Size(size));
+        }
+        let state = &mut self.state;
+        let node = match node {
+            Some(node) if !state.nodes.contains_key(&node) => {
+                return refuse(Code::BadRequest, no_such_node(node, state));
+            }
+            Some(node) => node,
+            None => match state.best_node(size) {
+                Some(node) => node,
+                None => return refuse(Code::Failed, "the pool has no nodes"),
+            },
+        };
+        let taken = state.taken_bytes();
+        if taken.saturating_add(size) > self.limit {
+            let [limit, taken, size] = [self.limit, taken, size].map(|bytes| Bytes(bytes as u64));
+            let message = format!(
+                "of the pool's limit of {limit} {taken} are taken, so {size} can't be had; see pool serve --limit"
+            );
+            return refuse(Code::Limit, message);
+        }
+        if !self.capacity.hands_out(account, state.taken.len()) {
+            return refuse(
+                Code::TooMany,
+                "the server has as many files as it may have open; see LimitNOFILE of its service",
+            );
+        }
+        let chosen = state.choose(node, account, size, now.ns).map(|ready| (ready.id, ready.filled.min(size)));
+        let ready = chosen.map_or(0, |(_, ready)| ready);
+        if ready < size && available.is_none() {
+            return vec![Action::Survey(wish)];
+        }
+        if let Err(error) = state.settings.quotas.charge(&mut state.accounts, account, size) {
+            return refuse(Code::Quota, error);
+        }
+        state.note_demand(node, account, size, now.ns);
+        state.taken_ns = now.ns;
+        let chosen = match (chosen, state.nodes.get_mut(&node)) {
+            (Some((id, ready)), Some(of)) => {
+                of.demand.served(account, ready, now.ns);
+                of.remove(id)
+            }
+            // Nothing is in a new one, so there need be no room for it.
+            _ => None,
+        };
+        let mut actions = match self.reserve_headroom(node, size - ready, taken + size, available.unwrap_or(0)) {
+            Ok(given_up) => self.cuts(given_up),
+            Err(refusal) => {
+                self.state.accounts.refund(account, size);
+                if let (Some(chosen), Some(of)) = (chosen, self.state.nodes.get_mut(&node)) {
+                    of.waiting.push(chosen);
+                }
+                return vec![Action::Refuse(refusal)];
+            }
+        };
+        let id = chosen.as_ref().map_or(id, |ready| ready.id);
+        let fits = chosen.as_ref().is_none_or(|ready| ready.size == size);
+        let file = chosen.map(|ready| ready.file);
+        let since = now.since_1970;
+        let entry = Entry { id, node, holding: Some(Holding { size, user: account, since, until }) };
+        let life = Life::Arriving((until == Until::Closed).then_some(connection));
+        let (name, promised) = (entry.to_string(), size - ready);
+        let taken =
+            TakenFile { file: file.clone(), name, size, user: account, since, node, life, offences: 0, promised };
+        self.state.taken.insert(id, taken);
+        actions.extend(self.boost(id));
+        // What was given up is free before the taker needs it.
+        actions.push(Action::HandOut(Handing { entry, size, file, ready, fits, peer }));
+        actions
+    }
+
+    /// Sees to it that `missing` bytes can be had of the `available` ones, with `taken` bytes taken then, and takes out what has to be given
+    /// up for it.
+    fn reserve_headroom(
+        &mut self,
+        node: usize,
+        missing: usize,
+        taken: usize,
+        available: u64,
+    ) -> Result<Vec<GivenUp<F>>, Refusal> {
+        let state = &mut self.state;
+        let floor = if self.reserved || state.settings.below_floor { 0 } else { state.settings.floor as usize };
+        let available = match missing {
+            0 => usize::MAX,
+            _ => (available as usize).saturating_sub(state.promised().saturating_add(floor)),
+        };
+        let ready = state.ready();
+        if available.saturating_add(ready) < missing {
+            let [missing, available, floor, ready] =
+                [missing, available, floor, ready].map(|bytes| Bytes(bytes as u64));
+            let message = format!(
+                "{missing} more would be needed, and the machine has {available} of them above the floor of {floor} and {ready} more ready; \
+                 see pool serve --floor and --below-floor"
+            );
+            return Err(Refusal(Code::NoMemory, message));
+        }
+        let for_memory = missing.saturating_sub(available);
+        let for_limit = (taken + ready).saturating_sub(self.limit);
+        let mut given_up = match for_memory.max(for_limit) {
+            0 => Vec::new(),
+            bytes => state.give_up(bytes, Some(node)),
+        };
+        let left = state.ready();
+        let memory = available.saturating_add(ready - left).saturating_sub(missing);
+        let room = self.limit.saturating_sub(taken + left).min(memory);
+        given_up.extend(state.give_up_filling(room));
+        Ok(given_up)
+    }
+
+    /// What the filler is at is wanted now.
+    fn boost(&self, id: u64) -> Option<Action<F>> {
+        self.state.filling.is_some_and(|filling| filling.id == id).then_some(Action::Boost)
+    }
+
+    fn handed_out(&mut self, handing: Handing<F>) -> Vec<Action<F>> {
+        let Handing { entry: Entry { id, node, .. }, size, file, ready, .. } = handing;
+        let state = &mut self.state;
+        let Some(taken) = state.taken.get_mut(&id) else { return refuse(Code::Failed, "the file is gone") };
+        if let Life::Arriving(connection) = taken.life {
+            taken.life = connection.map_or(Life::Path(None), Life::Connection);
+        }
+        taken.file = file;
+        let name = taken.name.clone();
+        state.counters.takes += 1;
+        state.counters.handed_out_bytes += size as u64;
+        state.counters.handed_out_ready_bytes += ready as u64;
+        vec![Action::Give { name, node, size, ready }]
+    }
+
+    fn not_handed_out(&mut self, handing: Handing<F>, reason: String) -> Vec<Action<F>> {
+        let Handing { entry: Entry { id, node, .. }, file, .. } = handing;
+        let mut actions = vec![Action::Remove { id, node }];
+        match (file, self.state.taken.get_mut(&id)) {
+            (Some(file), Some(taken)) => {
+                taken.file = Some(file);
+                actions.extend(self.let_go(id));
+            }
+            // There never was one.
+            _ => drop(self.state.forget(id)),
+        }
+        actions.push(Action::Log(reason.clone()));
+        actions.extend(refuse(Code::Failed, reason));
+        actions
+    }
+
+    fn release(&mut self, asker: Asker, name: &str) -> Vec<Action<F>> {
+        let of_name = |(_, taken): &(&u64, &TakenFile<F>)| {
+            taken.name == name && matches!(taken.life, Life::Connection(_) | Life::Path(_))
+        };
+        let Some((&id, taken)) = self.state.taken.iter().find(of_name) else {
+            return refuse(Code::NotFound, format!("{name} is not a file that is taken from this pool"));
+        };
+        if asker.account != taken.user && asker.peer.user != 0 {
+            return refuse(Code::Denied, format!("{name} is another user's"));
+        }
+        let size = taken.size;
+        self.state.counters.released += 1;
+        self.let_go(id).into_iter().chain([Action::Released(size)]).collect()
+    }
+
+    fn resize(&mut self, peer: Peer, size: usize, node: Option<usize>) -> Vec<Action<F>> {
+        if peer.user != 0 && peer.user != self.own_user {
+            return refuse(Code::Denied, "resizing a pool takes root, or the user that serves it");
+        }
+        if !size.is_multiple_of(HUGE_PAGE_SIZE) {
+            return refuse(Code::BadRequest, Error::Size(size));
+        }
+        let state = &mut self.state;
+        match node {
+            Some(node) => match state.settings.sizes.get_mut(&node) {
+                Some(place) => *place = size,
+                None => return refuse(Code::BadRequest, no_such_node(node, state)),
+            },
+            None => {
+                let nodes: Vec<usize> = state.settings.sizes.keys().copied().collect();
+                state.settings.sizes = spread(size, &nodes);
+            }
+        }
+        state.plan();
+        vec![Action::Resized(state.settings.sizes.values().sum())]
+    }
+
+    /// Takes a file from its owner. Its memory goes back only then: he could open it in between.
+    fn let_go(&mut self, id: u64) -> Option<Action<F>> {
+        let taken = self.state.taken.get_mut(&id).filter(|taken| !matches!(taken.life, Life::Leaving | Life::Going))?;
+        taken.life = Life::Leaving;
+        Some(Action::Seize { id, name: taken.name.clone() })
+    }
+
+    fn seized(&mut self, id: u64, done: bool) -> Vec<Action<F>> {
+        if let Some(taken) = self.state.taken.get_mut(&id) {
+            taken.life = if done { Life::Going } else { Life::Unseized };
+        }
+        done.then(|| self.take_back(id)).flatten().into_iter().collect()
+    }
+
+    /// Takes the memory of a seized file back, if nobody has it open any more.
+    fn take_back(&self, id: u64) -> Option<Action<F>> {
+        let TakenFile { name, file, .. } = self.state.taken.get(&id)?;
+        Some(Action::TakeBack { id, name: name.clone(), file: file.clone()? })
+    }
+
+    /// Takes back what a connection has held that its client has left.
+    fn left(&mut self, connection: u64) -> Vec<Action<F>> {
+        let held = |(_, taken): &(&u64, &TakenFile<F>)| taken.life == Life::Connection(connection);
+        let held: Vec<u64> = self.state.taken.iter().filter(held).map(|(&id, _)| id).collect();
+        held.into_iter().flat_map(|id| self.let_go(id)).collect()
+    }
+
+    /// Files that are given up, to be cut or to go whole.
+    pub fn give_up(&mut self, bytes: usize) -> Vec<Action<F>> {
+        let given_up = self.state.give_up(bytes, None);
+        self.cuts(given_up)
+    }
+
+    fn cuts(&self, given_up: Vec<GivenUp<F>>) -> Vec<Action<F>> {
+        let cut = |given_up: GivenUp<F>| self.boost(given_up.ready.id).into_iter().chain([Action::Cut(given_up)]);
+        given_up.into_iter().flat_map(cut).collect()
+    }
+
+    fn cut(&mut self, given_up: GivenUp<F>, done: bool) -> Vec<Action<F>> {
+        let GivenUp { node, keep, mut ready } = given_up;
+        self.state.counters.given_back_bytes += (ready.filled - keep) as u64;
+        if keep == 0 || !done {
+            return vec![Action::Remove { id: ready.id, node }];
+        }
+        (ready.size, ready.filled) = (keep, keep);
+        ready.unverified = ready.unverified.min(keep);
+        self.waits(node, ready)
+    }
+
+    fn waits(&mut self, node: usize, ready: Ready<F>) -> Vec<Action<F>> {
+        match self.state.nodes.get_mut(&node) {
+            Some(of) => {
+                of.waiting.push(ready);
+                // While it was being changed, its place in the limit may have been given away.
+                let (state, limit) = (&self.state, self.limit);
+                let excess = (state.taken_bytes() + state.ready() + state.being_filled()).saturating_sub(limit);
+                if excess > 0 { self.give_up(excess) } else { Vec::new() }
+            }
+            None => vec![Action::Remove { id: ready.id, node }],
+        }
+    }
+
+    /// A taken file that has more than its owner was given is put back, and one that nobody has any more goes.
+    fn seen(&mut self, id: u64, seen: Seen, now: Now) -> Vec<Action<F>> {
+        let unused_ns = self.state.settings.unused.as_nanos() as u64;
+        let Some(taken) = self.state.taken.get(&id).filter(|taken| taken.is_settled()) else { return Vec::new() };
+        let mut actions = match seen.len <= taken.size && seen.backed <= taken.size {
+            true => Vec::new(),
+            false => self.excess(id, seen),
+        };
+        let Some(taken) = self.state.taken.get_mut(&id) else { return actions };
+        match (taken.life, seen.unused) {
+            (Life::Going, _) => actions.extend(self.take_back(id)),
+            (Life::Unseized, _) => actions.extend(self.let_go(id)),
+            (Life::Path(_), Some(false)) => taken.life = Life::Path(None),
+            (Life::Path(since), Some(true)) => {
+                let since = since.unwrap_or(now.ns);
+                taken.life = Life::Path(Some(since));
+                if now.ns.saturating_sub(since) >= unused_ns {
+                    actions.extend(self.let_go(id));
+                }
+            }
+            _ => {}
+        }
+        actions
+    }
+
+    /// The owner of a file has made it larger, or has memory reserved beyond its end, which is memory that he was not given: it goes back,
+    /// and the file is taken away from whoever does it again and again. Root, who may have all of the machine's memory, has it counted.
+    fn excess(&mut self, id: u64, seen: Seen) -> Vec<Action<F>> {
+        let Some(taken) = self.state.taken.get_mut(&id) else { return Vec::new() };
+        let (user, size) = (taken.user, taken.size);
+        if user == 0 || user == self.own_user {
+            self.state.charge_more(id, seen.len.max(seen.backed));
+            return Vec::new();
+        }
+        let Some(file) = taken.file.clone() else { return Vec::new() };
+        taken.offences = taken.offences.saturating_add(1);
+        // Whoever never stops is not to fill the log.
+        let (gone, said) = (taken.offences >= OFFENCES, taken.offences <= OFFENCES);
+        let mut actions = vec![Action::Shrink { file, size: if gone { 0 } else { size } }];
+        if gone {
+            actions.extend(self.let_go(id));
+        }
+        if said {
+            let what = if gone { "taken away" } else { "put back to its size" };
+            actions.push(Action::Log(format!("user {user} has made a file larger than was handed out: it is {what}")));
+        }
+        actions
+    }
+
+    /// Takes a file among the taken ones in that nobody handed out: root's virtual machine monitor makes one where the name that it was told
+    /// is gone again. It is its owner's until nobody has it open.
+    fn found(&mut self, found: Found<F>) -> Vec<Action<F>> {
+        let Some(Holding { user, .. }) = found.entry.holding.filter(|_| !self.state.knows(&found.name)) else {
+            return Vec::new();
+        };
+        self.state.adopt(found);
+        vec![Action::Log(format!("user {user} has made a file of his own among those that are taken"))]
+    }
+
+    fn stop(&mut self) -> Vec<Action<F>> {
+        let mut actions = Vec::new();
+        for (&node, of) in &mut self.state.nodes {
+            actions.extend(of.waiting.drain(..).map(|ready| Action::Remove { id: ready.id, node }));
+        }
+        let going = self.state.taken.iter().filter(|(_, taken)| taken.life == Life::Going);
+        actions.extend(going.filter_map(|(&id, _)| self.take_back(id)));
+        actions
+    }
+
+    /// The next thing that brings the files nearer to what is wanted, where nothing is filled on nodes that have nothing left. Of several
+    /// nodes, that of the `turn`.
+    pub fn next_step(&mut self, turn: usize, is_full: impl Fn(usize) -> bool) -> Next<F> {
+        let mut steps: Vec<(usize, Step)> =
+            self.state.nodes.iter_mut().map(|(&number, node)| (number, node.next_step())).collect();
+        let turn = turn % steps.len().max(1);
+        steps.rotate_left(turn);
+        steps.retain(|(_, step)| *step != Step::Nothing);
+        // A node that is full holds up no other.
+        let can = |&&(node, step): &&(usize, Step)| !(matches!(step, Step::Fill { .. }) && is_full(node));
+        let Some(&(node, step)) = steps.iter().find(can) else {
+            return steps.first().map_or(Next::Nothing, |&(node, _)| Next::NodeIsFull(node));
+        };
+        let mut take_out = |id| self.state.nodes.get_mut(&node).and_then(|of| of.remove(id));
+        let action = match step {
+            Step::Nothing => None,
+            Step::Fill { id } => return Next::Fill { node, id },
+            Step::Create { size } => Some(Action::Make { node, size }),
+            Step::Drop { id } => take_out(id).map(|ready| Action::Cut(GivenUp { node, keep: 0, ready })),
+            Step::Resize { id, size } => take_out(id).map(|ready| Action::Resize { node, ready, size }),
+        };
+        Next::Do(action.into_iter().collect())
+    }
+
+    /// Puts `most` bytes of the waiting file `id` down as being filled, or as many as there may be.
+    pub fn order(&mut self, node: usize, id: u64, most: usize) -> Order<F> {
+        let room = self.state.room(self.limit);
+        let Some(of) = self.state.nodes.get_mut(&node) else { return Order::Over };
+        // Handed out or cut meanwhile?
+        let Some(ready) = of.waiting.iter().find(|ready| ready.id == id && ready.filled < ready.size) else {
+            return Order::Over;
+        };
+        let (file, offset) = (ready.file.clone(), ready.filled);
+        let len = most.min(ready.size - ready.filled).min(room);
+        if len == 0 {
+            // A former server may have filled it further.
+            let ready = of.remove(id);
+            return Order::NoRoom(ready.map(|ready| Action::CutBehind { node, ready }).into_iter().collect());
+        }
+        self.state.filling = Some(Filling { id, bytes: len });
+        Order::Fill { file, offset, len }
+    }
+
+    /// The filler is done with what it was ordered. What it could not fill is not to stay in the file, if that still waits.
+    pub fn filled(&mut self, done: Filled) -> Vec<Action<F>> {
+        let Filled { node, id, offset, len, filled, elsewhere, unverified, cpu_ns } = done;
+        let state = &mut self.state;
+        state.filling = None;
+        state.counters.filled_bytes += filled as u64;
+        state.counters.elsewhere_bytes += elsewhere;
+        state.counters.cpu_ns += cpu_ns;
+        let Some(of) = state.nodes.get_mut(&node) else { return Vec::new() };
+        // It may have been handed out meanwhile, and then is as its owner has it.
+        let Some(ready) = of.waiting.iter_mut().find(|ready| ready.id == id) else { return Vec::new() };
+        ready.filled = (offset + filled).min(ready.size);
+        ready.unverified = (ready.unverified + unverified).min(ready.filled);
+        // It may have been cut meanwhile, and then has all that it could get.
+        if filled >= len || ready.filled == ready.size {
+            return Vec::new();
+        }
+        // A file of small pages is slower than none, and one of another node is none of this: what there is of them goes back, while nobody
+        // else can get at the file.
+        of.remove(id).map(|ready| Action::CutBehind { node, ready }).into_iter().collect()
+    }
+}
+
+fn no_such_node<F>(node: usize, state: &State<F>) -> Error {
+    Error::Node { node, nodes: state.nodes.keys().copied().collect() }
+}
+
+/// `size` bytes on `nodes`, the same on each but for what can't be divided.
+pub(super) fn spread(size: usize, nodes: &[usize]) -> BTreeMap<usize, usize> {
+    let pages = size / HUGE_PAGE_SIZE;
+    let share = |index: usize| pages / nodes.len() + usize::from(index < pages % nodes.len());
+    nodes.iter().enumerate().map(|(index, &node)| (node, share(index) * HUGE_PAGE_SIZE)).collect()
+}
