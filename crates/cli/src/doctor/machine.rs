@@ -1,10 +1,11 @@
 //! The machine: kernel, CPUs, nodes, memory.
 
 use super::check::Check;
+use pagecrew::crew::zero::{self, Use};
 use pagecrew::sys::memory::Range;
 use pagecrew::sys::numa;
 use pagecrew::sys::topology::{self, Topology};
-use pagecrew::sys::zero::{self, Method, Use};
+use pagecrew::sys::zero::Method;
 use pagecrew::sys::{self, cgroup, procfs, sched};
 use pagecrew::units::Bytes;
 use std::ffi::CStr;

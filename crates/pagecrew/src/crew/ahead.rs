@@ -255,8 +255,8 @@ mod tests {
     /// The barrier itself: without it, a helper in the middle of a piece goes on zeroing what the owner has filled.
     #[test]
     fn what_the_owner_writes_behind_a_revocation_stays() {
+        use crate::crew::zero;
         use crate::sys::memory::{Protection, map, unmap};
-        use crate::sys::zero::{self, Use};
         use crate::sys::{membarrier, rseq};
         if rseq::prepare().is_err() || membarrier::register().is_err() {
             return;
@@ -271,7 +271,7 @@ mod tests {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     // SAFETY: the owner leaves the range alone until it has revoked the piece.
-                    ahead.work(|_, range, revoked| (unsafe { zero::zero_unless(range, Use::Later, revoked) }, 1));
+                    ahead.work(|_, range, revoked| (unsafe { zero::zero_unless(range, revoked) }, 1));
                 }
             });
             // A helper that shares this thread's CPU is never interrupted, so some rounds say nothing.

@@ -492,7 +492,7 @@ mod tests {
         let alone = {
             let begin = clock::now_ns();
             // SAFETY: the range is this test's.
-            unsafe { crate::sys::zero::zero(range, crate::sys::zero::Use::Later) };
+            unsafe { crate::crew::zero::zero(range, crate::crew::zero::Use::Later) };
             clock::now_ns() - begin
         };
         let stop = AtomicBool::new(false);

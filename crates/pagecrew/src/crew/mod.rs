@@ -56,6 +56,7 @@ mod hogs;
 mod threads;
 #[cfg(not(loom))]
 mod watcher;
+pub mod zero;
 
 #[cfg(not(loom))]
 pub use crew::{Crew, ForkGuard};

@@ -1,9 +1,9 @@
 //! What can be done to a range of memory in chunks, and what a waiting caller may do about a chunk that a stopped helper holds.
 
 use super::governor::Grain;
+use crate::crew::zero::{self, Use};
 use crate::sys::Errno;
 use crate::sys::memory::{self, Advice, Range};
-use crate::sys::zero::{self, Use};
 use std::sync::atomic::AtomicU32;
 
 /// An operation on memory that can be cut into chunks.
@@ -69,7 +69,7 @@ impl Operation {
                     true
                 }
                 Operation::Zero => match revoked {
-                    Some(flag) if zero::revocable() => zero::zero_unless(range, Use::Later, flag),
+                    Some(flag) if zero::revocable() => zero::zero_unless(range, flag),
                     _ => {
                         zero::zero(range, Use::Later);
                         true

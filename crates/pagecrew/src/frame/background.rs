@@ -8,11 +8,11 @@ use super::allocator::Allocator;
 use super::area::FRAMES;
 use super::policy;
 use super::tree::TREE;
+use crate::crew::zero::{self, Use};
 use crate::crew::{Crew, Employer, Operation, Task, Tick};
 use crate::region::policy::ZeroDemand;
 use crate::region::signals::SignalReader;
 use crate::stats::{Counters, StatsPage};
-use crate::sys::zero::{self, Use};
 use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, clock};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -222,7 +222,7 @@ impl Employer for Background {
                 // SAFETY: frames in a piece are nobody's until it was revoked or is done.
                 unsafe {
                     if crew.revocation() && zero::revocable() {
-                        zero::zero_unless(range, Use::Later, revoked)
+                        zero::zero_unless(range, revoked)
                     } else {
                         zero::zero(range, Use::Later);
                         true

@@ -5,7 +5,7 @@ use super::allocator::{ALLOCATED, Allocator};
 use super::area::{FRAMES, WHOLE};
 use super::error::{FreeError, OutOfFrames};
 use super::zone::GIANT_AREAS;
-use crate::sys::zero::{self, Use};
+use crate::crew::zero::{self, Use};
 use std::sync::atomic::Ordering;
 
 impl Allocator {

@@ -54,13 +54,13 @@ pub use resize::ResizeError;
 
 use self::core::Need;
 use self::core::{Core, Inner, RegionCrew, Zone, ZoneForkGuard};
+use crate::crew::zero::{self, Use};
 use crate::crew::{Crew, Employer, ForkGuard, Operation, Task};
 use crate::stats::{Snapshot, StatsPage};
 use crate::sys::HUGE_PAGE_SIZE;
 use crate::sys::memory::Range;
 use crate::sys::sched::{self, CpuSet};
 use crate::sys::topology::Topology;
-use crate::sys::zero::{self, Use};
 use crate::sys::{Errno, PAGE_SIZE, check_page_size, clock, round_up};
 use crate::sys::{numa, numa_maps};
 pub use cache::{CpuCaches, Taken, Uncached};

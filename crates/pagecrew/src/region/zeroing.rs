@@ -4,9 +4,9 @@ use super::core::{Core, Inner, RegionCrew, Zone, lock};
 use super::policy::ZeroDemand;
 use super::spans::{Grant, Piece, State, Want};
 use crate::crew::ahead::{Ahead, Done};
+use crate::crew::zero::{self, Use};
 use crate::crew::{Employer, Operation, Task};
 use crate::sys::memory::Range;
-use crate::sys::zero::{self, Use};
 use crate::sys::{HUGE_PAGE_SIZE, PAGE_SIZE, clock, memory};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -220,7 +220,7 @@ impl Core {
         // SAFETY: a range in state `Zeroing` is used by nobody else until it is revoked; where it can't be revoked, nobody takes it.
         let whole = unsafe {
             if self.can_revoke() {
-                zero::zero_unless(range, Use::Later, revoked)
+                zero::zero_unless(range, revoked)
             } else {
                 zero::zero(range, Use::Later);
                 true

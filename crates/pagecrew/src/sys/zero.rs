@@ -1,4 +1,4 @@
-//! Zeroing memory with the fastest method that this CPU has, and zeroing that another thread can stop at any instant.
+//! Zeroing memory with each method that a CPU may have, and zeroing that another thread can stop at any instant.
 //!
 //! **Revocable zeroing.** A helper of the idle scheduling class may be preempted in the middle of a range and not run again for
 //! a long time, while somebody waits for that range. Because zeroing is done in a restartable sequence, the waiter can take
@@ -10,7 +10,7 @@
 use super::PAGE_SIZE;
 use super::memory::Range;
 use super::rseq;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU32;
 
 /// A way to write zeroes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,10 +30,11 @@ pub enum Method {
     BlockZero,
 }
 
-const METHODS: [Method; 6] =
-    [Method::Cached, Method::Stream128, Method::Stream256, Method::Stream512, Method::LineZero, Method::BlockZero];
-
 impl Method {
+    /// Every method, each at the place of its number.
+    pub const EVERY: [Method; 6] =
+        [Method::Cached, Method::Stream128, Method::Stream256, Method::Stream512, Method::LineZero, Method::BlockZero];
+
     /// Whether this CPU has the method.
     pub fn available(self) -> bool {
         arch::available(self)
@@ -41,109 +42,38 @@ impl Method {
 
     /// The methods that this CPU has.
     pub fn all() -> impl Iterator<Item = Method> {
-        METHODS.into_iter().filter(|method| method.available())
+        Method::EVERY.into_iter().filter(|method| method.available())
     }
-}
-
-/// Trials of each method before the fastest is settled on.
-const TRIALS: u64 = 3;
-/// A trial writes at least this much, since in less the caches decide.
-const TRIAL_BYTES: usize = 1 << 20;
-
-static TRIALS_BEGUN: AtomicU64 = AtomicU64::new(0);
-/// The best rate of each method so far, in bytes a millisecond.
-static RATE: [AtomicU64; METHODS.len()] = [const { AtomicU64::new(0) }; METHODS.len()];
-/// The settled method's number + 1; 0 while trials go on.
-static SETTLED: AtomicU32 = AtomicU32::new(0);
-
-/// The method for the next large range: while there are trials left, each in turn; afterwards the fastest.
-fn next_method(len: usize) -> (Method, bool) {
-    match SETTLED.load(Ordering::Relaxed) {
-        0 if len >= TRIAL_BYTES => {}
-        0 => return (Method::Cached, false),
-        settled => return (METHODS[settled as usize - 1], false),
-    }
-    let count = Method::all().count() as u64;
-    let trial = TRIALS_BEGUN.fetch_add(1, Ordering::Relaxed);
-    if trial < count * TRIALS {
-        return (Method::all().nth((trial % count) as usize).unwrap_or(Method::Cached), true);
-    }
-    let fastest = (0..METHODS.len()).max_by_key(|&index| RATE[index].load(Ordering::Relaxed)).unwrap_or(0);
-    SETTLED.store(fastest as u32 + 1, Ordering::Relaxed);
-    (METHODS[fastest], false)
-}
-
-/// The method that has been settled on; `None` while trials go on.
-pub fn settled_method() -> Option<Method> {
-    SETTLED.load(Ordering::Relaxed).checked_sub(1).map(|index| METHODS[index as usize])
-}
-
-/// How the zeroed memory will be used, which decides whether it should pass through the caches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Use {
-    /// Soon and as a whole small enough for a cache: cached stores.
-    Soon,
-    /// Large or later: the fastest method.
-    Later,
 }
 
 /// Zeroes `range`, whose bounds are page aligned.
 ///
 /// # Safety
-/// The range is mapped read-write and nobody else uses it.
-pub unsafe fn zero(range: Range, intent: Use) {
-    // SAFETY: by the function's own contract; without a flag nothing stops it, so the whole range is written.
-    unsafe {
-        match intent {
-            // The C library knows what is fastest through this processor's caches.
-            Use::Soon => std::ptr::write_bytes(range.start as *mut u8, 0, range.len),
-            Use::Later => {
-                run(range, intent, None);
-            }
-        }
+/// The range is mapped read-write and nobody else uses it, and this CPU has the `method`.
+pub unsafe fn zero(range: Range, method: Method) {
+    debug_assert!(range.start.is_multiple_of(PAGE_SIZE) && range.len.is_multiple_of(PAGE_SIZE));
+    if range.len > 0 {
+        // SAFETY: by the function's own contract.
+        unsafe { arch::zero(range.start, range.len, method) }
     }
 }
 
-/// Zeroes `range` until `revoked` is not 0. Returns whether all of it was zeroed.
+/// Zeroes `range` until `revoked` is not 0. Returns whether all of it was zeroed: never where this thread isn't [`revocable`].
 ///
 /// # Safety
 /// As [`zero`], for as long as `revoked` is 0 and, after it is set, until [`super::membarrier::restart_sequences`] has returned.
-/// [`revocable`] must be true.
-pub unsafe fn zero_unless(range: Range, intent: Use, revoked: &AtomicU32) -> bool {
-    // SAFETY: by the function's own contract.
-    unsafe { run(range, intent, Some(revoked)) }
+pub unsafe fn zero_unless(range: Range, method: Method, revoked: &AtomicU32) -> bool {
+    debug_assert!(range.start.is_multiple_of(PAGE_SIZE) && range.len.is_multiple_of(PAGE_SIZE));
+    match rseq::area() {
+        // SAFETY: by the function's own contract; the area is this thread's.
+        Some(area) => unsafe { range.len == 0 || arch::zero_revocable(range.start, range.len, method, area, revoked) },
+        None => range.len == 0,
+    }
 }
 
 /// Whether this thread can run [`zero_unless`]: [`rseq::prepare`] has found a registered area.
 pub fn revocable() -> bool {
     rseq::area().is_some()
-}
-
-unsafe fn run(range: Range, intent: Use, revoked: Option<&AtomicU32>) -> bool {
-    debug_assert!(range.start.is_multiple_of(PAGE_SIZE) && range.len.is_multiple_of(PAGE_SIZE));
-    if range.len == 0 {
-        return true;
-    }
-    let (method, trial) = if intent == Use::Soon { (Method::Cached, false) } else { next_method(range.len) };
-    let begin = if trial { super::clock::now_ns() } else { 0 };
-    // SAFETY: by the caller's contract; `method` is available because `next_method` chooses among those that are.
-    let whole = unsafe {
-        match revoked {
-            None => {
-                arch::zero(range.start, range.len, method);
-                true
-            }
-            Some(flag) => match rseq::area() {
-                Some(area) => arch::zero_revocable(range.start, range.len, method, area, flag),
-                None => false,
-            },
-        }
-    };
-    if trial && whole {
-        let took = (super::clock::now_ns() - begin).max(1);
-        RATE[method as usize].fetch_max(range.len as u64 * 1_000_000 / took, Ordering::Relaxed);
-    }
-    whole
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -486,7 +416,7 @@ mod tests {
     use super::*;
     use crate::sys::memory::{Protection, map, unmap};
     use crate::sys::{membarrier, sched};
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     fn filled(len: usize) -> (Range, &'static mut [u8]) {
         let range = Range { start: map(len, Protection::ReadWrite).unwrap(), len };
@@ -531,7 +461,7 @@ mod tests {
         let (range, bytes) = filled(PAGE_SIZE);
         let flag = AtomicU32::new(1);
         // SAFETY: the range belongs to this test.
-        assert!(!unsafe { zero_unless(range, Use::Soon, &flag) });
+        assert!(!unsafe { zero_unless(range, Method::Cached, &flag) });
         assert!(bytes.iter().all(|&byte| byte == 0xa5));
         // SAFETY: the test is done with it.
         unsafe { unmap(range).unwrap() };
@@ -549,10 +479,13 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let _ = sched::set_class(0, sched::Class::Idle);
+                let (methods, mut turn): (Vec<_>, usize) = (Method::all().collect(), 0);
                 while !stop.load(Ordering::Relaxed) {
                     if go.swap(false, Ordering::Acquire) {
+                        let method = methods[turn % methods.len()];
+                        turn += 1;
                         // SAFETY: the other thread writes to the range only after it has revoked it.
-                        while unsafe { zero_unless(range, Use::Later, &revoked) } {}
+                        while unsafe { zero_unless(range, method, &revoked) } {}
                     }
                     std::hint::spin_loop();
                 }
