@@ -250,6 +250,16 @@ pool_kills() {
         fail "status $?"
 }
 
+# pool_shares SECONDS: one user takes and takes, and two who ask now and then have as much ready as without him.
+pool_shares() {
+    needs python3
+    serve --size 512M --cpu 100 --socket-mode 666 --quota 1003=256M
+    wait_for_ready "512 << 20"
+    python3 tests/real/shares.py "$pool/socket" "$1" || fail "status $?"
+    nothing_taken
+    stop_server
+}
+
 # The example of docs/pool.md, as it stands there.
 pool_example() {
     serve --size 64M --cpu 100
@@ -310,9 +320,11 @@ add pool/example 60 pool_example
 add pool/metrics 120 pool_metrics 0
 add pool/metrics/socket 120 pool_metrics "/run/pagecrew-test-$$.metrics"
 add pool/kills 180 pool_kills tmpfs 40
+add pool/shares 120 pool_shares 4
 long=yes
 add pool/tenants/long 1200 pool_tenants tmpfs 10000 64
 add pool/tenants/hugetlbfs 300 with_huge_pages 1800 pool_tenants hugetlbfs 1000 16
+add pool/shares/long 300 pool_shares 15
 add pool/kills/long 3600 pool_kills tmpfs 1000
 add pool/kills/hugetlbfs 900 with_huge_pages 1200 pool_kills hugetlbfs 200
 long=no

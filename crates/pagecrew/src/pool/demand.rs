@@ -2,6 +2,7 @@
 
 use crate::sys::HUGE_PAGE_SIZE;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 /// A pool has at most so many files, each of which costs a descriptor and a look at it at each request.
@@ -37,6 +38,12 @@ pub(super) const ACTIVE: Duration = Duration::from_secs(1800);
 const HALF: Duration = Duration::from_secs(300);
 /// Of a user's last requests, those that say how much the next one may be.
 const NEXT: usize = 16;
+/// Filling may be so far behind whoever asks often: as much as he asked for in so long, he may ask for again before more is ready.
+const BEHIND: Duration = Duration::from_secs(5);
+
+/// A file is kept for what a user may ask for next if it is no more than so many times as large; for what he may ask for after that, so many.
+const KEEPS: usize = 8;
+const KEEPS_MORE: usize = 2;
 
 /// What one user asked for lately.
 #[derive(Debug, Clone)]
@@ -44,17 +51,31 @@ struct Requests {
     user: u32,
     /// When the last one came.
     last_ns: u64,
-    /// The last one first.
-    sizes: VecDeque<usize>,
+    /// And when each came; the last one first.
+    sizes: VecDeque<(usize, u64)>,
     /// Bytes that were ready for him at the time `had_ns`; half as many each [`HALF`].
     had: usize,
     had_ns: u64,
 }
 
 impl Requests {
-    /// As much as may be asked for next, but no more than `share`.
-    fn next(&self, share: usize) -> usize {
-        whole(self.sizes.iter().take(NEXT).max().copied().unwrap_or(0).min(share))
+    /// What may be asked for before filling comes to it, but no more than `share` in all: as much as one of the last requests, and as many as
+    /// came lately.
+    fn next(&self, share: usize, now_ns: u64) -> Vec<usize> {
+        let last = || self.sizes.iter().take(NEXT).enumerate();
+        // Of equals the last one.
+        let Some((largest, &(size, _))) = last().rev().max_by_key(|(_, (size, _))| *size) else { return Vec::new() };
+        let mut next = vec![whole(size.min(share))];
+        let mut left = share - next[0];
+        for (place, &(size, came)) in last() {
+            let lately = now_ns.saturating_sub(came) <= BEHIND.as_nanos() as u64;
+            if place != largest && lately && size <= left {
+                next.push(size);
+                left -= size;
+            }
+        }
+        next.retain(|size| *size > 0);
+        next
     }
 
     /// What was ready for him lately.
@@ -71,6 +92,17 @@ pub struct Demand {
     lately: VecDeque<Requests>,
     /// How many files of which sizes were wanted the last time because they had been asked for.
     kept: BTreeMap<usize, usize>,
+    /// Which of what was wanted the last time are for what each user may ask for next.
+    next: Vec<(u32, Range<usize>)>,
+}
+
+/// What a user may ask for next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Need {
+    /// So much of it.
+    pub size: usize,
+    /// The largest file that is kept for it: to have a little ready is not worth what others would get of a large one.
+    pub largest: usize,
 }
 
 /// A size as a candidate for one more file. The order of the fields is the order of candidates: the heaviest first, of
@@ -112,7 +144,7 @@ impl Demand {
         });
         requests.last_ns = now_ns;
         requests.sizes.truncate(LATELY_MOST - 1);
-        requests.sizes.push_front(size.min(SIZE_MOST));
+        requests.sizes.push_front((size.min(SIZE_MOST), now_ns));
         self.lately.truncate(USERS_MOST - 1);
         self.lately.push_front(requests);
     }
@@ -127,12 +159,17 @@ impl Demand {
     /// What is to stay ready for others than `user`: for each who has asked lately and has had less ready than he, as much as that one may ask
     /// for next, but no more than his share of the `size` that is kept ready. What is behind that, anybody may have; so somebody who takes
     /// and takes gets what is refilled for him, and what he asks for beyond is zeroed for him on the spot.
-    pub fn needs_of_others(&self, user: u32, size: usize, now_ns: u64) -> Vec<usize> {
+    pub fn needs_of_others(&self, user: u32, size: usize, now_ns: u64) -> Vec<Need> {
         let of_user = self.lately.iter().find(|requests| requests.user == user);
         let had = of_user.map_or(0, |requests| requests.had(now_ns));
         let others = || self.active(now_ns).filter(|requests| requests.user != user);
         let share = size / (others().count() + 1);
-        others().filter(|requests| requests.had(now_ns) < had).map(|requests| requests.next(share)).collect()
+        let of = |requests: &Requests| {
+            let next = requests.next(share, now_ns).into_iter().enumerate();
+            let times = |place: usize| if place == 0 { KEEPS } else { KEEPS_MORE };
+            next.map(|(place, size)| Need { size, largest: size * times(place) }).collect::<Vec<_>>()
+        };
+        others().filter(|requests| requests.had(now_ns) < had).flat_map(of).collect()
     }
 
     /// Who has asked lately.
@@ -148,7 +185,7 @@ impl Demand {
         let longest = self.lately.iter().map(|requests| requests.sizes.len()).max().unwrap_or(0);
         let in_turn =
             (0..longest).flat_map(|turn| self.lately.iter().filter_map(move |requests| requests.sizes.get(turn)));
-        for &size in in_turn.take(LATELY_MOST) {
+        for size in in_turn.map(|&(size, _)| size).take(LATELY_MOST) {
             if count >= LATELY_LEAST && sum >= TURNS.saturating_mul(room) {
                 break;
             }
@@ -163,9 +200,14 @@ impl Demand {
         times
     }
 
+    /// Which of the sizes that were wanted the last time are for what each user may ask for next.
+    pub fn next(&self) -> &[(u32, Range<usize>)] {
+        &self.next
+    }
+
     /// The sizes of the files to keep, the most important first. They add up to `size` (rounded down to 2 MiB), and are
     /// at most [`FILES_MOST`]. Those in `files` (a size and how many) come first, as far as they fit. Then, where there are several
-    /// users, one for what each may ask for next, within his share. The rest is divided by what was asked for lately.
+    /// users, what each may ask for next, within his share. The rest is divided by what was asked for lately.
     pub fn wanted(&mut self, files: &[(usize, usize)], size: usize) -> Vec<usize> {
         let mut rest = whole(size);
         let (mut wanted, mut told) = (Vec::new(), BTreeMap::new());
@@ -178,15 +220,19 @@ impl Demand {
             *told.entry(size).or_insert(0) += fit;
         }
         let now = self.lately.front().map_or(0, |requests| requests.last_ns);
+        self.next.clear();
         let users = self.active(now).count();
         if users > 1 {
             let share = rest / users;
-            for next in self.active(now).map(|requests| requests.next(share)).filter(|next| *next > 0) {
-                if wanted.len() < most {
-                    wanted.push(next);
-                    rest -= next;
-                    *told.entry(next).or_insert(0) += 1;
+            let next: Vec<_> = self.active(now).map(|requests| (requests.user, requests.next(share, now))).collect();
+            for (user, sizes) in next {
+                let begin = wanted.len();
+                for size in sizes.into_iter().take(most - begin) {
+                    wanted.push(size);
+                    rest -= size;
+                    *told.entry(size).or_insert(0) += 1;
                 }
+                self.next.push((user, begin..wanted.len()));
             }
         }
         let room = rest;
@@ -308,6 +354,7 @@ mod tests {
     #[test]
     fn what_others_may_ask_for_next_stays_ready() {
         let mut demand = Demand::new();
+        let need = |size| Need { size, largest: 8 * size };
         assert_eq!(demand.needs_of_others(1, 64 * GIB, 0), []);
         demand.note(1, 8 * GIB, 0);
         demand.note(2, 60 * GIB, 0);
@@ -315,11 +362,11 @@ mod tests {
         // Whoever has had more leaves to the other one what that may ask for, and not the other way round.
         assert_eq!(
             (demand.needs_of_others(2, 64 * GIB, 0), demand.needs_of_others(1, 64 * GIB, 0)),
-            (vec![8 * GIB], vec![])
+            (vec![need(8 * GIB)], vec![])
         );
         // No more than a share, however much was asked for; nothing for whoever has been away.
         demand.served(1, 61 * GIB, 5);
-        assert_eq!(demand.needs_of_others(1, 64 * GIB, 5), [32 * GIB]);
+        assert_eq!(demand.needs_of_others(1, 64 * GIB, 5), [need(32 * GIB)]);
         assert_eq!(demand.needs_of_others(1, 64 * GIB, 5 + ACTIVE.as_nanos() as u64), []);
         // What was long ago counts for less.
         let later = 7 * HALF.as_nanos() as u64;
@@ -328,8 +375,15 @@ mod tests {
         demand.note(1, 8 * GIB, later);
         assert_eq!(
             (demand.needs_of_others(2, 64 * GIB, later), demand.needs_of_others(1, 64 * GIB, later)),
-            (vec![8 * GIB], vec![])
+            (vec![need(8 * GIB)], vec![])
         );
+        // Of whoever asks often, as much as he asked for lately, within his share.
+        (0..3).for_each(|_| demand.note(1, 6 * GIB, later));
+        let more = |size| Need { size, largest: 2 * size };
+        let needs = [need(8 * GIB), more(6 * GIB), more(6 * GIB), more(6 * GIB)];
+        assert_eq!(demand.needs_of_others(2, 64 * GIB, later), needs);
+        assert_eq!(demand.needs_of_others(2, 30 * GIB, later), needs[..2]);
+        assert_eq!(demand.needs_of_others(2, 64 * GIB, later + BEHIND.as_nanos() as u64 + 1), needs[..1]);
         // Others are remembered as far as there is room for them.
         (0..200).for_each(|user| demand.note(user, HUGE_PAGE_SIZE, later));
         assert_eq!(demand.lately.len(), USERS_MOST);

@@ -48,7 +48,7 @@ impl Pool {
     }
 
     pub(super) fn step(&mut self) -> bool {
-        let step = self.turns.next(&self.wanted, &self.stock);
+        let step = self.turns.next(&self.wanted, self.demand.next(), &self.stock);
         let at = |id: u64| self.stock.iter().position(|file| file.id == id).unwrap();
         match step {
             Step::Create { size } => {

@@ -125,7 +125,7 @@ impl<F> Node<F> {
     /// What is to be done next to the files that wait.
     pub fn next_step(&mut self) -> Step {
         let stock = self.stock();
-        self.refill.next(&self.wanted, &stock)
+        self.refill.next(&self.wanted, self.demand.next(), &stock)
     }
 
     pub fn filled(&self) -> usize {

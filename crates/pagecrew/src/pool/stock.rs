@@ -4,8 +4,9 @@
 //! (about 110 ms a GiB of one CPU); or shorter, which is quick (4 ms a GiB), but what was cut off has to be zeroed anew
 //! in another file. So it matters which sizes wait.
 
-use super::demand::{FILES_MOST, whole};
+use super::demand::{FILES_MOST, Need, whole};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// A file that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,39 +75,80 @@ fn assign(wanted: &[usize], stock: &[Waiting]) -> Assignment {
     Assignment { places, surplus }
 }
 
-/// Which file is filled next, so that no size has all of the filling: who takes one small file after the other would have them filled anew
-/// all the time, ahead of others' large ones. Of the sizes that are missing, one is filled of which fewest were filled since nothing was missing.
+/// Which file is filled next, so that nobody has all of the filling. First come those for what users may ask for next, the users in turn; then
+/// the others, the sizes in turn: who takes one small file after the other would have them filled anew all the time, ahead of others' large ones.
 #[derive(Debug, Clone, Default)]
 pub struct Refill {
-    /// How many files of which sizes were filled since nothing was missing.
-    done: BTreeMap<usize, usize>,
-    /// As many as of the size that had the last turn: where a size begins that is new.
+    users: Shares<u32>,
+    sizes: Shares<usize>,
+    /// The file that is being filled, its size, and the user whose turn it is.
+    at: Option<(u64, usize, Option<u32>)>,
+}
+
+/// How many files were filled for whom since nobody missed any: who misses one and has had fewest has the next turn.
+#[derive(Debug, Clone)]
+struct Shares<T> {
+    done: BTreeMap<T, usize>,
+    /// As many as whoever had the last turn: where somebody new begins.
     last: usize,
-    /// The file that is being filled, and its size.
-    at: Option<(u64, usize)>,
+}
+
+impl<T> Default for Shares<T> {
+    fn default() -> Shares<T> {
+        Shares { done: BTreeMap::new(), last: 0 }
+    }
+}
+
+impl<T: Ord + Copy> Shares<T> {
+    fn filled(&mut self, whose: T) {
+        *self.done.entry(whose).or_insert(self.last) += 1;
+    }
+
+    fn of(&self, whose: T) -> usize {
+        self.done.get(&whose).copied().unwrap_or(self.last)
+    }
+
+    /// The fewest that any of those has had who are `missing` one.
+    fn least(&mut self, missing: &BTreeSet<T>) -> usize {
+        // Or more came up than there can be files.
+        if missing.is_empty() || self.done.len() > FILES_MOST {
+            *self = Shares::default();
+        }
+        let least = missing.iter().map(|&whose| self.of(whose)).min().unwrap_or(0);
+        self.last = self.last.max(least);
+        least
+    }
 }
 
 impl Refill {
-    /// As [`next_step`], in turn.
-    pub fn next(&mut self, wanted: &[usize], stock: &[Waiting]) -> Step {
+    /// As [`next_step`], in turn; `next` are the places of what is for each user.
+    pub fn next(&mut self, wanted: &[usize], next: &[(u32, Range<usize>)], stock: &[Waiting]) -> Step {
         let goes_on =
-            |&(id, size): &(u64, usize)| stock.iter().any(|file| file.id == id && file.size == size && !file.is_full());
+            |&(id, size, _): &_| stock.iter().any(|file| file.id == id && file.size == size && !file.is_full());
         // One that was taken meanwhile was filled for somebody, too.
-        if let Some((_, size)) = self.at.take_if(|at| !goes_on(at)) {
-            *self.done.entry(size).or_insert(self.last) += 1;
+        match self.at.take_if(|at| !goes_on(at)) {
+            Some((_, _, Some(user))) => self.users.filled(user),
+            Some((_, size, None)) => self.sizes.filled(size),
+            None => {}
         }
-        let missing = missing_sizes(wanted, stock);
-        // Or more sizes came up than there can be files.
-        if missing.is_empty() || self.done.len() > FILES_MOST {
-            self.done.clear();
-            self.last = 0;
+        let user_of = |place: usize| next.iter().find(|(_, places)| places.contains(&place)).map(|(user, _)| *user);
+        let places = assign(wanted, stock).places;
+        let is_missing = |place: usize| places[place].is_none_or(|file| !file.is_full());
+        let missing = next.iter().filter(|(_, places)| places.clone().any(is_missing)).map(|(user, _)| *user).collect();
+        let least = self.users.least(&missing);
+        let mut whose = None;
+        let mut step = step_of(wanted, stock, |place| {
+            // The last one that is asked about is the one that is done.
+            whose = user_of(place).filter(|user| self.users.of(*user) == least);
+            whose.is_some()
+        });
+        if step == Step::Nothing {
+            whose = None;
+            let least = self.sizes.least(&missing_sizes(wanted, stock));
+            step = step_of(wanted, stock, |place| self.sizes.of(wanted[place]) == least);
         }
-        let done = |size: usize| self.done.get(&size).copied().unwrap_or(self.last);
-        let least = missing.iter().map(|&size| done(size)).min().unwrap_or(0);
-        let step = step_of(wanted, stock, |size| done(size) == least);
-        self.last = self.last.max(least);
         if let Step::Fill { id } = step {
-            self.at = stock.iter().find(|file| file.id == id).map(|file| (id, file.size));
+            self.at = stock.iter().find(|file| file.id == id).map(|file| (id, file.size, whose));
         }
         step
     }
@@ -133,8 +175,8 @@ pub fn next_step(wanted: &[usize], stock: &[Waiting]) -> Step {
     step_of(wanted, stock, |_| true)
 }
 
-/// The same, for sizes that have a turn.
-fn step_of(wanted: &[usize], stock: &[Waiting], has_turn: impl Fn(usize) -> bool) -> Step {
+/// The same, for places that have a turn.
+fn step_of(wanted: &[usize], stock: &[Waiting], mut has_turn: impl FnMut(usize) -> bool) -> Step {
     let (target, sum) = (wanted.iter().sum::<usize>(), stock.iter().map(|file| file.size).sum::<usize>());
     let Assignment { places, surplus } = assign(wanted, stock);
     // The fullest becomes the largest: of all ways to make these files into those, that keeps most of what is zero.
@@ -156,7 +198,7 @@ fn step_of(wanted: &[usize], stock: &[Waiting], has_turn: impl Fn(usize) -> bool
     for (index, &size) in wanted.iter().enumerate() {
         match places[index] {
             Some(file) if file.is_full() => {}
-            _ if !has_turn(size) => {}
+            _ if !has_turn(index) => {}
             Some(file) => return Step::Fill { id: file.id },
             None => {
                 let rank = missing.iter().position(|other| *other == index);
@@ -189,7 +231,7 @@ pub fn choose(stock: &[Waiting], size: usize) -> Option<u64> {
 }
 
 /// Whether others' `needs` are served as well without the file `id` as with it, each by a file of its own.
-pub fn spares(stock: &[Waiting], id: u64, mut needs: Vec<usize>) -> bool {
+pub fn spares(stock: &[Waiting], id: u64, mut needs: Vec<Need>) -> bool {
     if needs.is_empty() {
         return true;
     }
@@ -199,10 +241,9 @@ pub fn spares(stock: &[Waiting], id: u64, mut needs: Vec<usize>) -> bool {
             stock.iter().filter(|file| Some(file.id) != without).map(|file| file.filled).collect();
         filled.sort_unstable();
         // The largest first: the smallest file that has all of it, or the fullest.
-        let serve = |need: &usize| {
-            let enough = filled.partition_point(|filled| filled < need);
-            let place = enough.min(filled.len().checked_sub(1)?);
-            Some(filled.remove(place).min(*need))
+        let serve = |&Need { size, largest }: &Need| {
+            let place = filled.partition_point(|filled| *filled < size).min(filled.len().checked_sub(1)?);
+            Some(if filled[place] <= largest { filled.remove(place).min(size) } else { 0 })
         };
         needs.iter().rev().map_while(serve).sum::<usize>()
     };
@@ -321,13 +362,19 @@ mod tests {
     #[test]
     fn a_file_is_spared_that_nobody_else_needs() {
         let stock = waiting(&[(8 * GIB, 8 * GIB), (4 * GIB, 4 * GIB), (4 * GIB, 4 * GIB), (16 * GIB, 2 * GIB)]);
-        let spares = |id, needs: &[usize]| spares(&stock, id, needs.to_vec());
+        let up_to = |id, needs: &[usize], times: usize| {
+            spares(&stock, id, needs.iter().map(|&size| Need { size, largest: size * times }).collect())
+        };
+        let spares = |id, needs: &[usize]| up_to(id, needs, 8);
         assert!(
             spares(1, &[]) && spares(1, &[4 * GIB, 4 * GIB]) && spares(2, &[8 * GIB]) && spares(2, &[8 * GIB, 4 * GIB])
         );
         assert!(!spares(1, &[8 * GIB]) && !spares(2, &[4 * GIB, 4 * GIB, 8 * GIB]));
         // Half of what somebody needs is better than nothing, and what helps nobody can be had.
         assert!(!spares(1, &[12 * GIB]) && spares(4, &[4 * GIB]) && spares(2, &[12 * GIB]));
+        // A file that is much larger than what somebody needs is not kept for that.
+        let (all, few) = ([GIB; 4], [GIB; 3]);
+        assert!(!up_to(1, &all, 8) && up_to(1, &all, 7) && up_to(1, &few, 8));
     }
 
     /// Sizes in units of 2 MiB, small ones more often.
