@@ -8,14 +8,14 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
 /// Why a wait is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// SIGTERM or SIGINT: the service is to end.
     Stop,
     /// SIGHUP: the settings are to be read again.
     Reload,
-    /// A descriptor is ready, or it is time.
-    Due,
+    /// These descriptors are ready, or it is time.
+    Due(Vec<RawFd>),
 }
 
 /// A service, from its beginning to its end.
@@ -67,7 +67,10 @@ impl Service {
         match self.signals.take() {
             Some(libc::SIGHUP) => Event::Reload,
             Some(_) => Event::Stop,
-            None => Event::Due,
+            None => {
+                let ready = |polled: &&libc::pollfd| polled.revents & polled.events != 0;
+                Event::Due(polled.iter().skip(own.len()).filter(ready).map(|polled| polled.fd).collect())
+            }
         }
     }
 }

@@ -113,7 +113,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         let look = (!served).then_some(LOOK);
         let pause = [progress::show(bar, &server), look].into_iter().flatten().min();
         match service.wait(pause.map(|pause| now_ns() + pause.as_nanos() as u64), []) {
-            Event::Due => {}
+            Event::Due(_) => {}
             Event::Reload => service.reload(|| reload(&server, arguments, &settings)),
             Event::Stop => break,
         }

@@ -86,11 +86,12 @@ impl Wards {
         listening.filter_map(|ward| ward.holder.as_ref()).flat_map(Holder::descriptors)
     }
 
-    /// Looks at those whose turn it is, or that have something to tell, and does what is to be done about them.
-    pub fn see_to(&mut self, worker: &Worker) {
+    /// Looks at those whose turn it is, or that have something to tell because one of their descriptors is `ready`, and does what is to be done
+    /// about them.
+    pub fn see_to(&mut self, ready: &[RawFd], worker: &Worker) {
         for ward in &mut self.wards {
             let (begin_ns, now) = (thread_cpu_ns(), now_ns());
-            let due = now >= ward.relief.next_look_ns() || (ward.relief.listens(now) && ward.told());
+            let due = now >= ward.relief.next_look_ns() || (ward.relief.listens(now) && ward.tells(ready));
             let Some(holder) = ward.holder.as_mut().filter(|_| due) else { continue };
             let standing = holder.look();
             let cpu_ns = thread_cpu_ns() - begin_ns;
@@ -165,12 +166,9 @@ impl Ward {
         }
     }
 
-    /// Whether the kernel tells something about the group.
-    fn told(&self) -> bool {
-        let descriptors = self.holder.iter().flat_map(Holder::descriptors);
-        let mut polled: Vec<_> = descriptors.map(|(fd, events)| libc::pollfd { fd, events, revents: 0 }).collect();
-        crate::signals::poll(&mut polled, Some(std::time::Duration::ZERO));
-        polled.iter().any(|polled| polled.revents & polled.events != 0)
+    /// Whether one of the `ready` descriptors tells something about the group.
+    fn tells(&self, ready: &[RawFd]) -> bool {
+        self.holder.iter().flat_map(Holder::descriptors).any(|(descriptor, _)| ready.contains(&descriptor))
     }
 
     fn does(&mut self, todo: Todo, worker: &Worker, tickets: &mut u64) {

@@ -35,23 +35,27 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
     let mut next_renewal = now_ns() + job.options.interval.as_nanos() as u64;
     let result = 'watch: loop {
         let until = wards.next_look_ns().map_or(next_renewal, |look| look.min(next_renewal));
-        match service.wait(Some(until), wards.descriptors().chain([worker.descriptor()])) {
-            Event::Due => {}
+        let ready = match service.wait(Some(until), wards.descriptors().chain([worker.descriptor()])) {
+            Event::Due(ready) => ready,
             Event::Stop => break Ok(()),
-            Event::Reload => service.reload(|| match super::read(arguments) {
-                Ok(read) => {
-                    wards.change(&read);
-                    wards.renew();
-                    note("the settings were read again");
-                    if read.metrics != job.metrics {
-                        note("metrics can't change while it runs: start it again for that");
+            Event::Reload => {
+                service.reload(|| match super::read(arguments) {
+                    Ok(read) => {
+                        wards.change(&read);
+                        wards.renew();
+                        note("the settings were read again");
+                        if read.metrics != job.metrics {
+                            note("metrics can't change while it runs: start it again for that");
+                        }
+                        job = Job { metrics: job.metrics.clone(), ..read };
+                        worker.change(job.clone());
                     }
-                    job = Job { metrics: job.metrics.clone(), ..read };
-                    worker.change(job.clone());
-                }
-                Err(error) => note(&format!("the settings stay as they are: {error}")),
-            }),
-        }
+                    Err(error) => note(&format!("the settings stay as they are: {error}")),
+                });
+                // Whatever is ready still is the next time.
+                Vec::new()
+            }
+        };
         for said in worker.heard() {
             match said {
                 Said::Rushed { ticket, rushed } => wards.rushed(ticket, rushed, &worker),
@@ -61,7 +65,7 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
                 Said::Ended(_) => {}
             }
         }
-        wards.see_to(&worker);
+        wards.see_to(&ready, &worker);
         board.change(|figures| figures.holds = wards.holds());
         if now_ns() >= next_renewal {
             next_renewal = now_ns() + job.options.interval.as_nanos() as u64;

@@ -7,11 +7,13 @@ use super::marker::Marker;
 use super::{FILES_V1, Group, Version, field, groups, number, text};
 use crate::sys::cgroup::NO_LIMIT;
 use crate::sys::{Errno, PAGE_SIZE, procfs};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::FlockOperation;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -155,15 +157,13 @@ impl Group {
     /// The file that is written to hold the group, locked: nobody else holds it.
     pub(super) fn hold_lock(&self) -> Result<File, HoldError> {
         let control = self.open(self.files().control, true)?;
-        // SAFETY: takes a descriptor that is open. The lock belongs to the open file, which the guard shares: it is free again
-        // when both have ended.
-        if unsafe { libc::flock(control.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-            let path = self.path.join(self.files().control);
-            return Err(match Errno::last() {
-                Errno(libc::EWOULDBLOCK) => HoldError::Taken(path),
-                errno => HoldError::Refused(path, errno),
-            });
-        }
+        // The lock belongs to the open file, which the guard shares: it is free again when both have ended.
+        let locked = rustix::fs::flock(&control, FlockOperation::NonBlockingLockExclusive).map_err(Errno::from);
+        let path = || self.path.join(self.files().control);
+        locked.map_err(|errno| match errno {
+            Errno(libc::EWOULDBLOCK) => HoldError::Taken(path()),
+            errno => HoldError::Refused(path(), errno),
+        })?;
         Ok(control)
     }
 
@@ -206,17 +206,10 @@ impl Group {
     fn notify(&self, file: &File, arguments: &str) -> Result<File, HoldError> {
         let path = self.path.join("cgroup.event_control");
         let register = || {
-            // SAFETY: takes numbers only; the new descriptor is owned by the file that is made of it.
-            let signal = unsafe {
-                let signal = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
-                if signal < 0 {
-                    return Err(io::Error::last_os_error());
-                }
-                File::from_raw_fd(signal)
-            };
+            let signal = File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
             let request = format!("{} {}{arguments}", signal.as_raw_fd(), file.as_raw_fd());
             OpenOptions::new().write(true).open(&path)?.write_all(request.as_bytes())?;
-            Ok(signal)
+            Ok::<_, std::io::Error>(signal)
         };
         register().map_err(|error| HoldError::Refused(path.clone(), Errno::from(error)))
     }
@@ -436,8 +429,8 @@ impl Drop for Hold {
         let _ = self.let_go();
         // The guard writes once more, so nobody else may hold the group before it has ended.
         drop(self.guard.take());
-        // SAFETY: the descriptor is open. Not left to the end of the file: a child of this process may have it.
-        unsafe { libc::flock(self.control.as_raw_fd(), libc::LOCK_UN) };
+        // Not left to the end of the file: a child of this process may have it.
+        let _ = rustix::fs::flock(&self.control, FlockOperation::Unlock);
     }
 }
 

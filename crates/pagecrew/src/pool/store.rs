@@ -262,8 +262,7 @@ impl Store {
 
 /// The user that serves.
 pub(super) fn own_user() -> u32 {
-    // SAFETY: takes nothing and cannot fail.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
 fn paths(directory: &Path) -> Result<Vec<PathBuf>, Error> {

@@ -100,8 +100,7 @@ pub fn exclude_all() -> io::Result<()> {
 
 fn write(line: &str) -> io::Result<()> {
     let error = |error: Errno| io::Error::from_raw_os_error(error.0);
-    // SAFETY: both take nothing and cannot fail.
-    let (user, pid) = unsafe { (libc::geteuid(), libc::getpid()) };
+    let (user, pid) = (rustix::process::geteuid().as_raw(), std::process::id() as i32);
     let (path, ticks) = (path(user, pid), start_ticks(pid).map_err(error)?);
     let directories = path.ancestors().skip(1).take(2).collect::<Vec<_>>();
     for directory in directories.into_iter().rev() {
@@ -168,8 +167,7 @@ mod tests {
 
     #[test]
     fn this_process_can_protect_itself() {
-        // SAFETY: takes nothing and cannot fail.
-        let user = unsafe { libc::geteuid() };
+        let user = rustix::process::geteuid().as_raw();
         let pid = std::process::id() as i32;
         let ticks = start_ticks(pid).unwrap();
         let ranges = [Range { start: 0x20_0000, len: 0x20_0000 }, Range { start: 0x60_0000, len: 0x20_0000 }];
