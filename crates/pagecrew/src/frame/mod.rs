@@ -67,7 +67,7 @@ pub use stats::{Stats, ZoneStats};
 use crate::crew::Crew;
 use crate::region::Region;
 use crate::sys::topology::Topology;
-use crate::sys::{PAGE_SIZE, sched};
+use crate::sys::{PAGE_SIZE, procfs, sched};
 use allocator::Allocator;
 use background::{Background, FrameCrew};
 use std::fmt;
@@ -96,9 +96,16 @@ pub struct Options {
     pub helpers: Option<usize>,
 }
 
+/// The limit where none is said, on a machine with `total` bytes of memory: the region refuses what is larger than that.
+fn default_limit(total: u64) -> usize {
+    (total / 2).clamp(1 << 21, 1 << 30) as usize
+}
+
 impl Default for Options {
+    /// A limit of 1 GiB, or of half of the machine's memory where that is less.
     fn default() -> Options {
-        Options { limit: 1 << 30, fixed: false, zero_rate: 4 << 30, decay: Duration::from_secs(10), helpers: None }
+        let total = procfs::memory_info().map_or(u64::MAX, |memory| memory.total);
+        Options { limit: default_limit(total), fixed: false, zero_rate: 4 << 30, decay: Duration::from_secs(10), helpers: None }
     }
 }
 
@@ -296,5 +303,18 @@ impl Frames {
     /// does not run.
     pub fn trim(&self) {
         self.crew.employer().trim(&self.crew);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_with_no_limit_said_fit_the_machine() {
+        assert_eq!(default_limit(u64::MAX), 1 << 30);
+        assert_eq!(default_limit(2 << 30), 1 << 30);
+        assert_eq!(default_limit(512 << 20), 256 << 20);
+        assert_eq!(default_limit(0), 2 << 20);
     }
 }
