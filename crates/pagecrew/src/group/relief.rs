@@ -11,7 +11,10 @@ const CLOSE_SLICE: Duration = Duration::from_millis(10);
 const ALERT: Duration = Duration::from_secs(1);
 /// Looks take at most this share of the budget: the kernel may signal a group full of page cache a hundred times a second.
 const LOOKS: f64 = 0.25;
-/// Longest time between two looks: the kernel doesn't have a task of version 2 sleep longer than that at a time either.
+/// They may take all of it if they are further apart than this: where looks are dear, everything is, and in version 2 a task may come from
+/// `memory.high` to where it is killed in four sleeps of up to two seconds each, while its memory has still to be searched.
+const REST_LONG: Duration = Duration::from_millis(500);
+/// Longest time between two looks, whatever they cost.
 const REST_MOST: Duration = Duration::from_secs(2);
 /// Near the limit, exceed the budget only while a quarter of the time goes into splits; otherwise back off exponentially, until this
 /// share of the budget pays for the attempts.
@@ -134,7 +137,8 @@ impl Relief {
     /// It was looked at, which took `cpu_ns` of CPU time: it stands like this, and is `holding`, not let go.
     pub fn looked(&mut self, standing: Standing, holding: bool, cpu_ns: u64, now_ns: u64) -> Todo {
         self.looked_ns = now_ns;
-        self.rest_ns = now_ns + ns(self.paid(cpu_ns, LOOKS).min(REST_MOST));
+        let rest = self.paid(cpu_ns, LOOKS).min(REST_LONG).max(self.paid(cpu_ns, 1.0).min(REST_MOST));
+        self.rest_ns = now_ns + ns(rest);
         let ready = self.held.ready(now_ns);
         let mut todo = Todo::default();
         match (standing, self.state) {
@@ -304,7 +308,11 @@ mod tests {
         run.pass(100 * SECOND, 5_000, |_| Standing::Quiet);
         assert_eq!((run.rushes, run.let_go.len(), run.holding), (0, 0, true));
         assert!((900..=1001).contains(&run.looks.len()), "{} looks", run.looks.len());
-        // Where a look is dear, there are fewer, but one in two seconds.
+        // Where a look is dear, there are fewer, but two in a second as long as the budget pays for them.
+        let mut run = Run::new(MS, Rushed::default());
+        run.pass(100 * SECOND, 3 * MS, |_| Standing::Quiet);
+        assert!((200..=202).contains(&run.looks.len()) && run.cpu_ns <= SECOND, "{} looks", run.looks.len());
+        // And one in two seconds, whether or not it does.
         let mut run = Run::new(MS, Rushed::default());
         run.pass(100 * SECOND, 20 * MS, |_| Standing::Quiet);
         assert!(run.looks.windows(2).all(|pair| pair[1] - pair[0] <= 2 * SECOND + MS));
