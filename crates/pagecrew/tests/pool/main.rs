@@ -327,9 +327,12 @@ fn a_hundred_clients_at_once_wait_little() {
     times.sort_unstable();
     let ready = times.iter().filter(|(_, ready)| *ready == 2 * MIB).count();
     println!("median {:?}, the slowest {:?}, {ready} were ready", times[CLIENTS / 2].0, times[CLIENTS - 1].0);
-    // A tenth of that on a machine with nothing else to do. A slow machine may be under pressure, and the pool gives memory back then.
-    assert!(times[CLIENTS - 1].0 < Duration::from_millis(100) * patience(), "{times:?}");
-    assert!(ready > CLIENTS * 9 / 10 || patience() > 1, "{times:?}");
+    // A slow machine may be under pressure: the pool gives memory back then, and whoever zeroes his own takes as long as that takes there.
+    if patience() == 1 {
+        // A tenth of that on a machine with nothing else to do.
+        assert!(times[CLIENTS - 1].0 < Duration::from_millis(100), "{times:?}");
+        assert!(ready > CLIENTS * 9 / 10, "{times:?}");
+    }
     drop(first);
     server.stop().unwrap();
 }
