@@ -105,7 +105,13 @@ impl Default for Options {
     /// A limit of 1 GiB, or of half of the machine's memory where that is less.
     fn default() -> Options {
         let total = procfs::memory_info().map_or(u64::MAX, |memory| memory.total);
-        Options { limit: default_limit(total), fixed: false, zero_rate: 4 << 30, decay: Duration::from_secs(10), helpers: None }
+        Options {
+            limit: default_limit(total),
+            fixed: false,
+            zero_rate: 4 << 30,
+            decay: Duration::from_secs(10),
+            helpers: None,
+        }
     }
 }
 
