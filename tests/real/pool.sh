@@ -320,11 +320,11 @@ add pool/example 60 pool_example
 add pool/metrics 120 pool_metrics 0
 add pool/metrics/socket 120 pool_metrics "/run/pagecrew-test-$$.metrics"
 add pool/kills 180 pool_kills tmpfs 40
-add pool/shares 120 pool_shares 4
+add pool/shares 300 pool_shares 5
 long=yes
 add pool/tenants/long 1200 pool_tenants tmpfs 10000 64
 add pool/tenants/hugetlbfs 300 with_huge_pages 1800 pool_tenants hugetlbfs 1000 16
-add pool/shares/long 300 pool_shares 15
+add pool/shares/long 900 pool_shares 15
 add pool/kills/long 3600 pool_kills tmpfs 1000
 add pool/kills/hugetlbfs 900 with_huge_pages 1200 pool_kills hugetlbfs 200
 long=no

@@ -97,11 +97,16 @@ path, seconds = sys.argv[1], float(sys.argv[2])
 phase(path, 5, None)
 bad, all_takes = False, 0
 for name, trick in TRICKS.items():
-    alone, takes_alone, refused_alone, _ = phase(path, seconds, None)
-    beside, takes, refused, slowest = phase(path, seconds, trick)
-    all_takes += takes_alone + takes
-    print(f"{name}: ready {alone:.1%} alone, {beside:.1%} beside {takes:.0f} takes, the slowest {slowest * 1000:.1f} ms")
-    bad |= beside < alone - POINTS or refused + refused_alone > 0
+    # One large request that met an empty pool is a point or two in a few seconds: what looks bad is looked at for longer.
+    for times in (1, 3):
+        alone, takes_alone, refused_alone, _ = phase(path, times * seconds, None)
+        beside, takes, refused, slowest = phase(path, times * seconds, trick)
+        all_takes += takes_alone + takes
+        less = beside < alone - POINTS
+        print(f"{name}: ready {alone:.1%} alone, {beside:.1%} beside {takes:.0f} takes, the slowest {slowest * 1000:.1f} ms")
+        if not less:
+            break
+    bad |= less or refused + refused_alone > 0
 print(f"{all_takes:.0f} takes")
 if bad:
     sys.exit("somebody has less for another one's greed")
