@@ -47,6 +47,13 @@ pub(super) struct Wish {
     /// The node, if that matters.
     pub node: Option<usize>,
     pub until: Until,
+}
+
+/// What is looked at for a request of which not all is ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Survey {
+    /// Bytes that could be had.
+    pub available: u64,
     /// The number of the file, should one have to be made.
     pub id: u64,
 }
@@ -78,8 +85,8 @@ pub(super) struct Seen {
 /// What happens.
 #[derive(Debug)]
 pub(super) enum Event<F> {
-    /// A client asks for memory; with the bytes that could be had, once that was looked at.
-    Take(Wish, Option<u64>),
+    /// A client asks for memory.
+    Take(Wish, Option<Survey>),
     /// A file is its client's, and this is the server's own descriptor of it.
     HandedOut(Handing<F>),
     /// It couldn't be made, or not be handed out. A file that was made is still there.
@@ -237,7 +244,7 @@ impl<F: Clone> Broker<F> {
     /// What is to be done about `event`, in this order.
     pub fn handle(&mut self, event: Event<F>, now: Now) -> Vec<Action<F>> {
         match event {
-            Event::Take(wish, available) => self.take(wish, available, now),
+            Event::Take(wish, survey) => self.take(wish, survey, now),
             Event::HandedOut(handing) => self.handed_out(handing),
             Event::NotHandedOut(handing, reason) => self.not_handed_out(handing, reason),
             Event::Release(asker, name) => self.release(asker, &name),
@@ -268,8 +275,8 @@ impl<F: Clone> Broker<F> {
     }
 
     /// Decides what a request gets and puts it down to its account: a file that waits or a new one, and what is given up for it.
-    fn take(&mut self, wish: Wish, available: Option<u64>, now: Now) -> Vec<Action<F>> {
-        let Wish { asker: Asker { connection, peer, account }, size, node, until, id } = wish;
+    fn take(&mut self, wish: Wish, survey: Option<Survey>, now: Now) -> Vec<Action<F>> {
+        let Wish { asker: Asker { connection, peer, account }, size, node, until } = wish;
         if size == 0 || !size.is_multiple_of(HUGE_PAGE_SIZE) {
             return refuse(Code::BadRequest, Error::Size(size));
         }
@@ -300,9 +307,12 @@ impl<F: Clone> Broker<F> {
         }
         let chosen = state.choose(node, account, size, now.ns).map(|ready| (ready.id, ready.filled.min(size)));
         let ready = chosen.map_or(0, |(_, ready)| ready);
-        if ready < size && available.is_none() {
-            return vec![Action::Survey(wish)];
-        }
+        let Survey { available, id } = match survey {
+            Some(survey) => survey,
+            None if ready < size => return vec![Action::Survey(wish)],
+            // Nothing has to be had and nothing to be made.
+            None => Survey { available: 0, id: chosen.map_or(0, |(id, _)| id) },
+        };
         if let Err(error) = state.settings.quotas.charge(&mut state.accounts, account, size) {
             return refuse(Code::Quota, error);
         }
@@ -316,7 +326,7 @@ impl<F: Clone> Broker<F> {
             // Nothing is in a new one, so there need be no room for it.
             _ => None,
         };
-        let mut actions = match self.reserve_headroom(node, size - ready, taken + size, available.unwrap_or(0)) {
+        let mut actions = match self.reserve_headroom(node, size - ready, taken + size, available) {
             Ok(given_up) => self.cuts(given_up),
             Err(refusal) => {
                 self.state.accounts.refund(account, size);

@@ -1,6 +1,6 @@
 //! The server: what clients ask is taken in by the front, and done here; what is to be kept ready, by the keeper.
 
-use super::broker::{Action, Asker, Broker, Event, Handing, Now, Wish, spread};
+use super::broker::{Action, Asker, Broker, Event, Handing, Now, Survey, Wish, spread};
 use super::capacity::Capacity;
 use super::error::Error;
 use super::front::{Connection, Front};
@@ -159,9 +159,13 @@ impl Shared {
     fn perform_one(&self, action: Action<Arc<File>>, outcome: &mut Outcome) -> Vec<Action<Arc<File>>> {
         let event = match action {
             Action::Survey(wish) => {
+                let id = match self.store.new_id() {
+                    Ok(id) => id,
+                    Err(error) => return vec![Action::Refuse(Refusal(Code::Failed, error.to_string()))],
+                };
                 let mut broker = self.broker();
                 let available = self.survey(&mut broker.state);
-                return broker.handle(Event::Take(wish, Some(available)), now());
+                return broker.handle(Event::Take(wish, Some(Survey { available, id })), now());
             }
             Action::Cut(given_up) => {
                 // Cut first, even if it goes whole: the filler may have it, and could go on filling what is behind the end.
@@ -286,15 +290,14 @@ impl Shared {
     fn answer(&self, request: Request, connection: &Connection) -> Outcome {
         let Connection { number, peer, account, .. } = *connection;
         let asker = Asker { connection: number, peer, account };
-        let refused = |code, message: String| Outcome::from(Answer::Error { code, message });
         match request {
-            Request::Take { size, node, until } => match self.store.new_id() {
-                Ok(id) => self.happened(Event::Take(Wish { asker, size, node, until, id }, None)),
-                Err(error) => refused(Code::Failed, error.to_string()),
-            },
+            Request::Take { size, node, until } => self.happened(Event::Take(Wish { asker, size, node, until }, None)),
             Request::Release { path } => match self.store.taken_name(Path::new(&path)) {
                 Some(name) => self.happened(Event::Release(asker, name.to_owned())),
-                None => refused(Code::NotFound, format!("{path} is not a file that is taken from this pool")),
+                None => {
+                    let message = format!("{path} is not a file that is taken from this pool");
+                    Outcome::from(Answer::Error { code: Code::NotFound, message })
+                }
             },
             Request::Resize { size, node } => self.happened(Event::Resize { peer, size, node }),
             Request::Status => {

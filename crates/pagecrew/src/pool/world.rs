@@ -2,7 +2,7 @@
 //! what they like with what they have, and servers that are killed in the middle of everything. After each step the books are compared
 //! with the files.
 
-use super::broker::{Action, Asker, Broker, Event, Filled, Handing, Next, Now, Order, Seen, Wish};
+use super::broker::{Action, Asker, Broker, Event, Filled, Handing, Next, Now, Order, Seen, Survey, Wish};
 use super::capacity::Capacity;
 use super::ledger::{Entry, Holding};
 use super::protocol::{Code, Until};
@@ -183,7 +183,7 @@ impl World {
             let size = (1 + self.below(12)) * PAGE;
             let node = [None, Some(0), Some(1)][self.below(3)];
             let until = [Until::Closed, Until::Unused][self.below(2)];
-            let wish = Wish { asker, size, node, until, id: self.number() };
+            let wish = Wish { asker, size, node, until };
             self.workers[worker].wish = Some(wish);
             Event::Take(wish, None)
         };
@@ -232,7 +232,8 @@ impl World {
                 let backed: Vec<(u64, usize)> =
                     self.broker.state.completing().iter().map(|&(id, file)| (id, self.files[file].backed)).collect();
                 self.broker.state.note_backed(&backed);
-                self.handle(worker, Event::Take(wish, Some(self.available() as u64)));
+                let survey = Survey { available: self.available() as u64, id: self.number() };
+                self.handle(worker, Event::Take(wish, Some(survey)));
                 None
             }
             Action::Cut(given_up) => {
