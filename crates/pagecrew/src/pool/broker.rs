@@ -187,7 +187,7 @@ pub(super) enum Action<F> {
 
 /// What is next for the filler.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next<F> {
+pub(super) enum NextStep<F> {
     /// Everything is as it is wanted.
     Nothing,
     /// A file of this node would be filled if the node had anything left.
@@ -199,9 +199,9 @@ pub(super) enum Next<F> {
     },
 }
 
-/// What the filler is to do, or why it can't.
+/// Whether the filling of a piece has begun, and what of.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Order<F> {
+pub(super) enum Begun<F> {
     /// Fill the file from here on, so far.
     Fill { file: F, offset: usize, len: usize },
     /// The file does not wait any more, or is full.
@@ -283,7 +283,7 @@ impl<F: Clone> Broker<F> {
         let state = &mut self.state;
         let node = match node {
             Some(node) if !state.nodes.contains_key(&node) => {
-                return refuse(Code::BadRequest, no_such_node(node, state));
+                return refuse(Code::BadRequest, Error::no_such_node(node, state.nodes.keys()));
             }
             Some(node) => node,
             None => match state.best_node(size) {
@@ -452,7 +452,7 @@ impl<F: Clone> Broker<F> {
         match node {
             Some(node) => match state.settings.sizes.get_mut(&node) {
                 Some(place) => *place = size,
-                None => return refuse(Code::BadRequest, no_such_node(node, state)),
+                None => return refuse(Code::BadRequest, Error::no_such_node(node, state.nodes.keys())),
             },
             None => {
                 let nodes: Vec<usize> = state.settings.sizes.keys().copied().collect();
@@ -596,7 +596,7 @@ impl<F: Clone> Broker<F> {
 
     /// The next thing that brings the files nearer to what is wanted, where nothing is filled on nodes that have nothing left. Of several
     /// nodes, that of the `turn`.
-    pub fn next_step(&mut self, turn: usize, is_full: impl Fn(usize) -> bool) -> Next<F> {
+    pub fn next_step(&mut self, turn: usize, is_full: impl Fn(usize) -> bool) -> NextStep<F> {
         let mut steps: Vec<(usize, Step)> =
             self.state.nodes.iter_mut().map(|(&number, node)| (number, node.next_step())).collect();
         let turn = turn % steps.len().max(1);
@@ -605,36 +605,36 @@ impl<F: Clone> Broker<F> {
         // A node that is full holds up no other.
         let can = |&&(node, step): &&(usize, Step)| !(matches!(step, Step::Fill { .. }) && is_full(node));
         let Some(&(node, step)) = steps.iter().find(can) else {
-            return steps.first().map_or(Next::Nothing, |&(node, _)| Next::NodeIsFull(node));
+            return steps.first().map_or(NextStep::Nothing, |&(node, _)| NextStep::NodeIsFull(node));
         };
         let mut take_out = |id| self.state.nodes.get_mut(&node).and_then(|of| of.remove(id));
         let action = match step {
             Step::Nothing => None,
-            Step::Fill { id } => return Next::Fill { node, id },
+            Step::Fill { id } => return NextStep::Fill { node, id },
             Step::Create { size } => Some(Action::Make { node, size }),
             Step::Drop { id } => take_out(id).map(|ready| Action::Cut(GivenUp { node, keep: 0, ready })),
             Step::Resize { id, size } => take_out(id).map(|ready| Action::Resize { node, ready, size }),
         };
-        Next::Do(action.into_iter().collect())
+        NextStep::Do(action.into_iter().collect())
     }
 
     /// Puts `most` bytes of the waiting file `id` down as being filled, or as many as there may be.
-    pub fn order(&mut self, node: usize, id: u64, most: usize) -> Order<F> {
+    pub fn begin(&mut self, node: usize, id: u64, most: usize) -> Begun<F> {
         let room = self.state.room(self.limit);
-        let Some(of) = self.state.nodes.get_mut(&node) else { return Order::Over };
+        let Some(of) = self.state.nodes.get_mut(&node) else { return Begun::Over };
         // Handed out or cut meanwhile?
         let Some(ready) = of.waiting.iter().find(|ready| ready.id == id && ready.filled < ready.size) else {
-            return Order::Over;
+            return Begun::Over;
         };
         let (file, offset) = (ready.file.clone(), ready.filled);
         let len = most.min(ready.size - ready.filled).min(room);
         if len == 0 {
             // A former server may have filled it further.
             let ready = of.remove(id);
-            return Order::NoRoom(ready.map(|ready| Action::CutBehind { node, ready }).into_iter().collect());
+            return Begun::NoRoom(ready.map(|ready| Action::CutBehind { node, ready }).into_iter().collect());
         }
         self.state.filling = Some(Filling { id, bytes: len });
-        Order::Fill { file, offset, len }
+        Begun::Fill { file, offset, len }
     }
 
     /// The filler is done with what it was ordered. What it could not fill is not to stay in the file, if that still waits.
@@ -658,10 +658,6 @@ impl<F: Clone> Broker<F> {
         // else can get at the file.
         of.remove(id).map(|ready| Action::CutBehind { node, ready }).into_iter().collect()
     }
-}
-
-fn no_such_node<F>(node: usize, state: &State<F>) -> Error {
-    Error::Node { node, nodes: state.nodes.keys().copied().collect() }
 }
 
 /// `size` bytes on `nodes`, the same on each but for what can't be divided.

@@ -70,6 +70,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// `node` is none of the `nodes` that have memory.
+    pub(super) fn no_such_node<'n>(node: usize, nodes: impl IntoIterator<Item = &'n usize>) -> Error {
+        Error::Node { node, nodes: nodes.into_iter().copied().collect() }
+    }
+
     /// Whether it is this kernel or these permissions that rule it out.
     pub fn is_impossible(&self) -> bool {
         match self {

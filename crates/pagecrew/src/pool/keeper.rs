@@ -217,13 +217,13 @@ impl Keeper {
         let is_full = |node: usize| self.full_nodes.get(&node).is_some_and(|full| now < full.until_ns);
         let next = self.shared.broker().next_step(self.turn, is_full);
         match next {
-            broker::Next::Nothing => {
+            broker::NextStep::Nothing => {
                 self.full();
                 Next::Wait(LOOK)
             }
-            broker::Next::NodeIsFull(node) => self.wait(&format!("node {node} {NODE_FULL}")),
-            broker::Next::Fill { node, id } => self.fill(node, id),
-            broker::Next::Do(actions) => match self.shared.perform(actions).hold {
+            broker::NextStep::NodeIsFull(node) => self.wait(&format!("node {node} {NODE_FULL}")),
+            broker::NextStep::Fill { node, id } => self.fill(node, id),
+            broker::NextStep::Do(actions) => match self.shared.perform(actions).hold {
                 Some(why) => self.wait(why),
                 None => Next::Again,
             },
@@ -313,13 +313,13 @@ impl Keeper {
         }
         let (file, offset, len) = {
             let mut broker = self.shared.broker();
-            match broker.order(node, id, len) {
-                broker::Order::Fill { file, offset, len } => {
+            match broker.begin(node, id, len) {
+                broker::Begun::Fill { file, offset, len } => {
                     broker.state.condition = Condition::Filling;
                     (file, offset, len)
                 }
-                broker::Order::Over => return Next::Again,
-                broker::Order::NoRoom(actions) => {
+                broker::Begun::Over => return Next::Again,
+                broker::Begun::NoRoom(actions) => {
                     drop(broker);
                     self.shared.perform(actions);
                     return self.wait(NOTHING_LEFT);

@@ -329,10 +329,6 @@ impl Shared {
     }
 }
 
-fn no_such_node<'n>(node: usize, nodes: impl IntoIterator<Item = &'n usize>) -> Error {
-    Error::Node { node, nodes: nodes.into_iter().copied().collect() }
-}
-
 fn now() -> Now {
     Now { ns: clock::now_ns(), since_1970: clock::since_1970() }
 }
@@ -359,7 +355,7 @@ fn settings(options: &Options, nodes: &[usize], total: u64) -> Result<Settings, 
         Sizes::Total(size) => spread(*size, nodes),
         Sizes::Nodes(sizes) => {
             if let Some((&node, _)) = sizes.iter().find(|(node, _)| !nodes.contains(node)) {
-                return Err(no_such_node(node, nodes));
+                return Err(Error::no_such_node(node, nodes));
             }
             if let Some(&size) = sizes.values().find(|&&size| odd(size)) {
                 return Err(Error::Size(size));

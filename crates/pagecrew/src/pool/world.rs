@@ -2,7 +2,7 @@
 //! what they like with what they have, and servers that are killed in the middle of everything. After each step the books are compared
 //! with the files.
 
-use super::broker::{Action, Asker, Broker, Event, Filled, Handing, Next, Now, Order, Seen, Survey, Wish};
+use super::broker::{Action, Asker, Begun, Broker, Event, Filled, Handing, NextStep, Now, Seen, Survey, Wish};
 use super::capacity::Capacity;
 use super::ledger::{Entry, Holding};
 use super::protocol::{Code, Until};
@@ -474,18 +474,18 @@ impl World {
         let full = self.below(8);
         let turn = self.below(2);
         match self.broker.next_step(turn, |node| node == full) {
-            Next::Nothing | Next::NodeIsFull(_) => {}
-            Next::Do(actions) => self.workers[WORKERS].queue.extend(actions.into_iter().map(Do::Action)),
-            Next::Fill { node, id } => {
+            NextStep::Nothing | NextStep::NodeIsFull(_) => {}
+            NextStep::Do(actions) => self.workers[WORKERS].queue.extend(actions.into_iter().map(Do::Action)),
+            NextStep::Fill { node, id } => {
                 let spare = self.available().saturating_sub(self.broker.state.promised() + 4 * PAGE);
                 let most = spare.min((1 + self.below(8)) * PAGE) / PAGE * PAGE;
                 if most == 0 {
                     return;
                 }
-                match self.broker.order(node, id, most) {
-                    Order::Fill { file, offset, len } => self.piece = Some((node, id, file, offset, len)),
-                    Order::Over => {}
-                    Order::NoRoom(actions) => self.workers[WORKERS].queue.extend(actions.into_iter().map(Do::Action)),
+                match self.broker.begin(node, id, most) {
+                    Begun::Fill { file, offset, len } => self.piece = Some((node, id, file, offset, len)),
+                    Begun::Over => {}
+                    Begun::NoRoom(actions) => self.workers[WORKERS].queue.extend(actions.into_iter().map(Do::Action)),
                 }
             }
         }
