@@ -1,10 +1,13 @@
 //! Laws that several services share: what background work may take ([`Budget`]), when something that brought nothing is tried again
-//! ([`Backoff`]), and whether tasks wait for memory ([`Pressure`]). Pure: each is a function of what it was told and of the time.
+//! ([`Backoff`]), whether tasks wait for memory ([`Pressure`]), and how much has to be free ahead of demand ([`Lead`]). Pure: each is a
+//! function of what it was told and of the time.
 
 pub mod backoff;
 pub mod budget;
+pub mod lead;
 pub mod pressure;
 
 pub use backoff::Backoff;
 pub use budget::{Bucket, Budget};
+pub use lead::Lead;
 pub use pressure::{Pressure, Spell};
