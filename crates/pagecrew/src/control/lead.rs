@@ -187,13 +187,7 @@ impl Lead {
         let wish = self.demand * self.lead;
         let held = self.gap.bytes as f64;
         // What is in force stays as long as it is neither too small nor much too large.
-        let bytes = if wish > held {
-            wish * HIGHER
-        } else if wish < held * LOWER / HIGHER {
-            wish * HIGHER
-        } else {
-            held
-        };
+        let bytes = if (held * LOWER / HIGHER..=held).contains(&wish) { held } else { wish * HIGHER };
         let (least, most) = (self.bounds.least as f64, self.bounds.most as f64);
         let cause = match () {
             () if saturated => Cause::Saturated,
@@ -397,7 +391,7 @@ mod tests {
 
     #[test]
     fn a_load_that_comes_and_goes_is_followed_at_once() {
-        let load = |now: u64| if now / 20_000 % 2 == 0 { 6 * GIB } else { 0 };
+        let load = |now: u64| if (now / 20_000).is_multiple_of(2) { 6 * GIB } else { 0 };
         let mut stock = Node::new(24 * GIB, 20, KSWAPD);
         let without = run(&mut stock, None, 400_000, load);
         let mut node = Node::new(24 * GIB, 20, KSWAPD);
