@@ -5,7 +5,7 @@ use super::select::Found;
 use crate::failure::Failure;
 use pagecrew::sys::clock;
 use pagecrew::trim::protect::{self, Protected};
-use pagecrew::trim::{Fleet, Id, Kernel, Options, Other, Overview, Tally, TargetError};
+use pagecrew::trim::{Fleet, Id, Kernel, Options, Other, Overview, Tally, Target, TargetError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -85,7 +85,7 @@ impl Session {
                 return false;
             }
             member.trimmer_mut().exclude(exclusions(protected));
-            ids.contains(&id) && !member.ended()
+            ids.contains(&id) && !member.ended() && member.trimmer().target().alive()
         });
         self.take_in(found);
         self.names.retain(|id, _| ids.contains(id));
@@ -98,7 +98,9 @@ impl Session {
     pub fn refresh_group(&mut self, name: &str) -> Result<BTreeSet<Id>, Failure> {
         let before = clock::thread_cpu_ns();
         let found = self.job.selection.processes_in(name)?;
-        let ids = found.iter().map(|found| found.id).collect();
+        let ids: BTreeSet<Id> = found.iter().map(|found| found.id).collect();
+        // Those that run another program by now are taken in as that.
+        self.fleet.retain(|id, member| !ids.contains(&id) || member.trimmer().target().alive());
         self.take_in(found);
         self.fleet.charge(clock::thread_cpu_ns() - before, &Kernel);
         Ok(ids)

@@ -99,6 +99,13 @@ impl Pagemap {
         }
     }
 
+    /// Whether the memory is still there that the process had when this was opened: it has not ended, and runs no other program.
+    pub fn lives(&self) -> bool {
+        let mut entry = [0u8; 8];
+        // Of no memory, not even the first entry can be read, though an entry is there for every address.
+        matches!(rustix::io::pread(&self.0, &mut entry, 0), Ok(count) if count == entry.len())
+    }
+
     /// The bytes of `range` that are of `category`.
     ///
     /// # Errors

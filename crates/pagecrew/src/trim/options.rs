@@ -35,7 +35,9 @@ impl Exclusion {
     pub fn is_mapping(&self, name: &str) -> bool {
         match self {
             Exclusion::Mapping(excluded) => {
-                let bare = |name: &str| name.trim_start_matches('[').trim_end_matches(']').to_owned();
+                fn bare(name: &str) -> &str {
+                    name.trim_start_matches('[').trim_end_matches(']')
+                }
                 !name.is_empty() && (excluded == name || bare(excluded) == bare(name))
             }
             Exclusion::Range(_) => false,

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! [`exclude`] and [`exclude_all`] write it for the calling process, with the time in it, so that a file that is left over protects
-//! nobody else. A file that is neither the process's own user's nor root's is passed over.
+//! nobody else. A file that is neither the process's own user's nor root's is passed over. More than 256 exclusions, or 64 KiB, mean all of
+//! the process.
 
 use super::options::Exclusion;
 use crate::stats;
@@ -27,8 +28,9 @@ use std::path::{Path, PathBuf};
 const DIRECTORY: &str = "no-trim";
 const STARTED: &str = "started ";
 const ALL: &str = "all";
-/// More of a file is not read.
-const LONGEST: u64 = 1 << 20;
+/// A longer file, and one with more exclusions, means all of the process: they would cost whoever trims more than is gained.
+const LONGEST: u64 = 64 << 10;
+const MOST: usize = 256;
 
 /// What a process wants left alone.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -58,8 +60,11 @@ fn read(path: &Path, user: u32, start_ticks: u64) -> Protected {
     let Ok(file) = OpenOptions::new().read(true).custom_flags(flags).open(path) else { return Protected::Nothing };
     let valid = file.metadata().is_ok_and(|about| about.is_file() && (about.uid() == user || about.uid() == 0));
     let mut text = Vec::new();
-    if !valid || file.take(LONGEST).read_to_end(&mut text).is_err() {
+    if !valid || file.take(LONGEST + 1).read_to_end(&mut text).is_err() {
         return Protected::Nothing;
+    }
+    if text.len() as u64 > LONGEST {
+        return Protected::All;
     }
     parse(&String::from_utf8_lossy(&text), start_ticks)
 }
@@ -76,6 +81,9 @@ fn parse(text: &str, start_ticks: u64) -> Protected {
         } else {
             // Whoever wrote what can't be read wanted something left alone.
             let Ok(exclusion) = Exclusion::parse(line) else { return Protected::All };
+            if exclusions.len() == MOST {
+                return Protected::All;
+            }
             exclusions.push(exclusion);
         }
     }
@@ -138,6 +146,9 @@ mod tests {
         );
         assert_eq!(parse("200000-400000\nall\n", 7), Protected::All);
         assert_eq!(parse("400000-200000\n", 7), Protected::All);
+        let many = |count: usize| parse(&"[heap]\n".repeat(count), 7);
+        assert!(matches!(many(256), Protected::Some(exclusions) if exclusions.len() == 256));
+        assert_eq!(many(257), Protected::All);
     }
 
     proptest! {

@@ -71,7 +71,7 @@ pub trait Target {
     /// Those of [`Pagemap::bytes_of`].
     fn bytes_of(&self, range: Range, category: Category) -> Result<usize, Errno>;
 
-    /// Whether it still runs.
+    /// Whether it still runs, and runs the program that it ran when it was opened.
     fn alive(&self) -> bool;
 }
 
@@ -172,6 +172,10 @@ impl Target for Other {
             Ok(String::from_utf8_lossy(&text).into_owned())
         };
         let text: Result<String, Errno> = file("maps");
+        // Of a process that runs another program by now, these are others' mappings.
+        if !self.pagemap.lives() {
+            return Err(Errno(libc::ESRCH));
+        }
         let mut mappings: Vec<Mapping> = text?.lines().filter_map(mapping).collect();
         // The flags of mappings are only in a file that takes the kernel a walk through all page tables.
         if self.has_userfaultfd() {
@@ -209,7 +213,7 @@ impl Target for Other {
     }
 
     fn alive(&self) -> bool {
-        self.process.alive()
+        self.process.alive() && self.pagemap.lives()
     }
 }
 
@@ -306,6 +310,27 @@ mod tests {
         let this = Other::open(std::process::id() as i32, false).unwrap();
         assert!(this.alive() && !this.mappings().unwrap().is_empty());
         assert_eq!(Other::open(i32::MAX, true).err(), Some(TargetError::Ended(i32::MAX)));
+    }
+
+    #[test]
+    fn a_process_that_runs_another_program_is_another_one() {
+        use std::io::{Read, Write};
+        use std::process::{Command, Stdio};
+        // A shell that says that it runs, and becomes another program once it is told to.
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo; read line; exec cat"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = shell.spawn().unwrap();
+        let mut line = [0];
+        child.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+        let other = Other::open(child.id() as i32, true).unwrap();
+        assert!(other.alive() && other.mappings().is_ok());
+        child.stdin.as_mut().unwrap().write_all(b"go\nx").unwrap();
+        // What comes back comes from the other program.
+        child.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+        assert!(!other.alive());
+        assert_eq!(other.mappings(), Err(Errno(libc::ESRCH)));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     proptest! {
