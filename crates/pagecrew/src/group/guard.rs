@@ -1,13 +1,16 @@
 //! A child process that undoes a change to the system when this process ends, whatever the way, SIGKILL included.
 
-use super::marker;
+use super::hold::{OOM_KILLER_ON, turn_oom_killers_on_below};
+use super::marker::{self, Marker};
 use crate::sys::Errno;
+use rustix::net::RecvFlags;
 use std::ffi::c_int;
 use std::fs::File;
 use std::io::Read;
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -81,8 +84,20 @@ fn number(text: &[u8]) -> u64 {
     }
 }
 
-/// A child process that writes a text to a file as soon as this process has ended, or this is dropped. A child that this process
-/// forked meanwhile, and that has not called `exec`, counts as a part of it.
+/// The groups below are seen to for no longer than this.
+const PATIENCE_SECONDS: libc::c_uint = 10;
+
+/// What a guard undoes.
+#[derive(Clone, Copy)]
+pub(super) enum Undo<'a> {
+    /// The OOM killer is off in the group with this directory, and in those that were made below it since (version 1).
+    OomKiller(&'a Path),
+    /// `memory.high` (version 2) is one of `ours`, and was `before`.
+    High { before: &'a str, ours: &'a Ours },
+}
+
+/// A child process that undoes a change to a group's file as soon as this process has ended, or this is dropped. A child that this process
+/// forked meanwhile, and that has not called `exec`, counts as a part of it; so does a thread that shares its open files.
 #[derive(Debug)]
 pub(super) struct Guard {
     /// Its number.
@@ -92,9 +107,9 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Starts a guard over `file`, which is to be open for reading and writing, and waits until it is at its place. With `ours`,
-    /// it leaves the file alone when the number there is none of those.
-    pub fn start(file: &File, text: &str, ours: Option<&Ours>) -> Result<Guard, Errno> {
+    /// Starts a guard over `file`, which is to be open for reading and writing, and waits until it is at its place. It shares `lock`. It leaves
+    /// a `memory.high` alone that has none of our numbers.
+    pub fn start(file: &File, lock: &File, undo: Undo<'_>) -> Result<Guard, Errno> {
         let (line, end) = UnixStream::pair().map_err(Errno::from)?;
         // SAFETY: the masks are set by sigfillset and pthread_sigmask before they are used. The child stays inside
         // `guard`, which keeps to what is allowed after a fork of a process with several threads.
@@ -108,7 +123,7 @@ impl Guard {
             let process = libc::fork();
             let error = Errno::last();
             if process == 0 {
-                guard(line.as_raw_fd(), end.as_raw_fd(), file.as_raw_fd(), text.as_bytes(), ours);
+                guard(line.as_raw_fd(), end.as_raw_fd(), file, lock.as_raw_fd(), undo);
             }
             libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
             if process < 0 {
@@ -123,6 +138,15 @@ impl Guard {
     }
 }
 
+impl Guard {
+    /// Whether it lives: it keeps its side of the line open, and says nothing.
+    pub fn lives(&self) -> bool {
+        let mut byte = [0u8];
+        let heard = rustix::net::recv(&self.line, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        heard == Err(rustix::io::Errno::AGAIN)
+    }
+}
+
 impl Drop for Guard {
     fn drop(&mut self) {
         let _ = self.line.shutdown(Shutdown::Both);
@@ -133,21 +157,25 @@ impl Drop for Guard {
     }
 }
 
-/// The guard's life: sends a byte, waits for the end of `end`, writes `text` to `file`, unless that has a number that isn't one of
-/// `ours`, and exits. `line` is the other side of `end`.
+/// The guard's life: sends a byte, waits for the end of `end`, undoes what `undo` says by `file`, and exits. `line` is the other side of `end`.
 ///
 /// It may be in the group that is held, since it inherits this process's. So from that byte on it must not need a page that it
-/// doesn't have: what it touches is touched before, and kept by `mlockall` (`MCL_ONFAULT`, 4.4), where that is allowed, without
-/// bringing in anything else.
+/// doesn't have until the group is let go: what it touches is touched before, and kept by `mlockall` (`MCL_ONFAULT`, 4.4), where that is
+/// allowed, without bringing in anything else.
 ///
 /// # Safety
-/// To be called in a forked child, with every signal blocked. Calls only what is safe in a signal handler.
-unsafe fn guard(line: c_int, end: c_int, file: c_int, text: &[u8], ours: Option<&Ours>) -> ! {
+/// To be called in a forked child, with every signal blocked. Until the group is let go, it calls only what is safe in a signal handler.
+unsafe fn guard(line: c_int, end: c_int, file: &File, lock: c_int, undo: Undo<'_>) -> ! {
+    let (text, ours) = match undo {
+        Undo::OomKiller(_) => (OOM_KILLER_ON, None),
+        Undo::High { before, ours } => (before, Some(ours)),
+    };
+    let control = file.as_raw_fd();
     let mut found = [0u8; 32];
     // Whether the file may be written to.
     let mut may = || {
         // SAFETY: the kernel writes to the array, within its length.
-        let count = unsafe { libc::pread(file, found.as_mut_ptr().cast(), found.len(), 0) };
+        let count = unsafe { libc::pread(control, found.as_mut_ptr().cast(), found.len(), 0) };
         ours.is_none_or(|ours| found.get(..usize::try_from(count).unwrap_or(0)).is_some_and(|text| ours.has(text)))
     };
     // SAFETY: the descriptors are open here as they are in the parent; the text and the name are the child's own copies, and reads
@@ -155,12 +183,17 @@ unsafe fn guard(line: c_int, end: c_int, file: c_int, text: &[u8], ours: Option<
     unsafe {
         // Its own copy of that side would keep `end` open. Closed by itself, since close_range (5.9) may be missing.
         libc::close(line);
-        let (low, high) = (end.min(file) as libc::c_uint, end.max(file) as libc::c_uint);
-        for (first, behind) in [(0, low), (low + 1, high), (high + 1, libc::c_uint::MAX)] {
-            if first < behind {
-                libc::syscall(libc::SYS_close_range, first, behind - 1, 0);
+        let mut kept = [end, control, lock];
+        kept.sort_unstable();
+        let mut first: libc::c_uint = 0;
+        for kept in kept {
+            let kept = kept as libc::c_uint;
+            if first < kept {
+                libc::syscall(libc::SYS_close_range, first, kept - 1, 0);
             }
+            first = kept + 1;
         }
+        libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, 0);
         libc::setsid();
         libc::chdir(c"/".as_ptr());
         libc::prctl(libc::PR_SET_NAME, c"pagecrew/guard".as_ptr());
@@ -172,11 +205,32 @@ unsafe fn guard(line: c_int, end: c_int, file: c_int, text: &[u8], ours: Option<
         let mut byte = 0u8;
         libc::write(end, (&raw const byte).cast(), 1);
         while libc::read(end, (&raw mut byte).cast(), 1) < 0 && Errno::last() == Errno(libc::EINTR) {}
-        if may() {
-            libc::pwrite(file, text.as_ptr().cast(), text.len(), 0);
-            libc::fremovexattr(file, marker::NAME.as_ptr());
+        if may() && libc::pwrite(control, text.as_ptr().cast(), text.len(), 0) == text.len() as isize {
+            if let Undo::OomKiller(top) = undo {
+                free_groups_below(file, top);
+            }
+            libc::fremovexattr(control, marker::NAME.as_ptr());
         }
         libc::_exit(0)
+    }
+}
+
+/// Gives the OOM killer back to the groups below that were made while their group was held, as the next hold would, but now.
+///
+/// This allocates memory, in a fork of a process that may have had several threads. The malloc of the C library and those that stand in for it
+/// keep their locks free across a fork; should one of them not, the alarm ends this, and the marker stays for the next hold.
+fn free_groups_below(control: &File, top: &Path) {
+    // SAFETY: the set is initialised before it is used; the default disposition of this signal ends the process.
+    unsafe {
+        let mut alarm: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut alarm);
+        libc::sigaddset(&mut alarm, libc::SIGALRM);
+        libc::signal(libc::SIGALRM, libc::SIG_DFL);
+        libc::alarm(PATIENCE_SECONDS);
+        libc::sigprocmask(libc::SIG_UNBLOCK, &alarm, std::ptr::null_mut());
+    }
+    if let Some(Marker::OomKiller { off_below }) = Marker::read(control) {
+        let _ = turn_oom_killers_on_below(top, &off_below);
     }
 }
 

@@ -65,9 +65,10 @@ pub fn high_below(max: u64) -> u64 {
     whole_pages(max.saturating_sub((max / 8).max(4 << 20)).max(max / 2))
 }
 
-/// A step down of `memory.high` is a sixty-fourth of `memory.max`, but at least and at most this: tens of milliseconds for the kernel.
-const STEP_LEAST: u64 = 16 << 20;
-const STEP_MOST: u64 = 256 << 20;
+/// A step down of `memory.high` is a sixty-fourth of `memory.max`, but at least and at most this: milliseconds for the kernel where it only has
+/// to drop pages, and not seconds where it has to write them first.
+const STEP_LEAST: u64 = 4 << 20;
+const STEP_MOST: u64 = 32 << 20;
 
 /// The next step from a `memory.high` of `high` bytes to [`high_below`] `max`, in a group with `usage` bytes: the kernel
 /// reclaims what is above it at once, so a group full of page cache is not brought down by an eighth at once.
@@ -211,14 +212,15 @@ mod tests {
             // As much cache as may be.
             high = next_high(high, high.min(LIMIT), LIMIT);
         }
-        assert_eq!(steps[1..], [1, 2, 3, 4, 5, 6, 7, 8].map(|step| LIMIT - step * 64 * MIB));
+        let expected: Vec<u64> = (1..=16).map(|step| LIMIT - step * 32 * MIB).collect();
+        assert_eq!(steps[1..], expected);
         // There is nothing to reclaim on the way.
         assert_eq!(next_high(u64::MAX, GIB, 64 * GIB), 56 * GIB);
         assert_eq!(next_high(u64::MAX, 20 << 20, 20 << 20), high_below(20 << 20));
         // The limit was raised, or lowered.
         assert_eq!(next_high(56 * GIB, 56 * GIB, 128 * GIB), 112 * GIB);
-        assert_eq!(next_high(56 * GIB, 8 * GIB, 8 * GIB), 8 * GIB - 128 * MIB);
-        assert_eq!(next_high(1024 * GIB, 1024 * GIB, 1024 * GIB), 1024 * GIB - 256 * MIB);
+        assert_eq!(next_high(56 * GIB, 8 * GIB, 8 * GIB), 8 * GIB - 32 * MIB);
+        assert_eq!(next_high(1024 * GIB, 1024 * GIB, 1024 * GIB), 1024 * GIB - 32 * MIB);
         assert_eq!(next_high(5000, 0, 4096), 0);
     }
 }

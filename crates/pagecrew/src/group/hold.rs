@@ -2,13 +2,13 @@
 //!
 //! Where a group is to be held, and whether it is near that, [`held`](super::held) decides.
 
-use super::guard::{Guard, Ours};
+use super::guard::{Guard, Ours, Undo};
+use super::lock::Lock;
 use super::marker::Marker;
 use super::{FILES_V1, Group, Version, field, groups, number, text};
 use crate::sys::cgroup::NO_LIMIT;
 use crate::sys::{Errno, PAGE_SIZE, procfs};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::FlockOperation;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -18,7 +18,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 const OOM_KILLER_OFF: &str = "1\n";
-const OOM_KILLER_ON: &str = "0\n";
+pub(super) const OOM_KILLER_ON: &str = "0\n";
 
 /// Why a group can't be held. Nothing has changed then.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,7 +101,8 @@ impl Group {
     /// See [`HoldError`].
     pub fn hold(&self) -> Result<Hold, HoldError> {
         self.limit().ok_or_else(|| HoldError::NoLimit(self.path.clone()))?;
-        let control = self.hold_lock()?;
+        let control = self.open(self.files().control, true)?;
+        let lock = self.hold_lock()?;
         let refused = |errno| HoldError::Refused(self.path.join(self.files().control), errno);
         let found_one_left = self.undo_what_was_left(&control).map_err(refused)?;
         let before = read_again(&control).map_err(refused)?;
@@ -133,8 +134,10 @@ impl Group {
             }
         };
         let guard = match &change {
-            Some(Change::OomKiller) => Some(Guard::start(&control, OOM_KILLER_ON, None)),
-            Some(Change::High { before, ours, .. }) => Some(Guard::start(&control, &text(*before), Some(ours))),
+            Some(Change::OomKiller) => Some(Guard::start(&control, &lock.file, Undo::OomKiller(&self.path))),
+            Some(Change::High { before, ours, .. }) => {
+                Some(Guard::start(&control, &lock.file, Undo::High { before: &text(*before), ours }))
+            }
             None => None,
         };
         let guard = guard.transpose().map_err(HoldError::NoGuard)?;
@@ -143,6 +146,7 @@ impl Group {
             control,
             change,
             guard,
+            _lock: lock,
             signals,
             usage,
             most,
@@ -154,17 +158,9 @@ impl Group {
         Ok(hold)
     }
 
-    /// The file that is written to hold the group, locked: nobody else holds it.
-    pub(super) fn hold_lock(&self) -> Result<File, HoldError> {
-        let control = self.open(self.files().control, true)?;
-        // The lock belongs to the open file, which the guard shares: it is free again when both have ended.
-        let locked = rustix::fs::flock(&control, FlockOperation::NonBlockingLockExclusive).map_err(Errno::from);
-        let path = || self.path.join(self.files().control);
-        locked.map_err(|errno| match errno {
-            Errno(libc::EWOULDBLOCK) => HoldError::Taken(path()),
-            errno => HoldError::Refused(path(), errno),
-        })?;
-        Ok(control)
+    /// The right to hold the group, which nobody else has then.
+    pub(super) fn hold_lock(&self) -> Result<Lock, HoldError> {
+        Lock::of(&self.path)?.ok_or_else(|| HoldError::Taken(self.path.join(self.files().control)))
     }
 
     /// Undoes the hold of a process that was killed together with its guard, whatever it was. Returns whether there was one.
@@ -177,9 +173,7 @@ impl Group {
                     write(control, OOM_KILLER_ON)?;
                     undone = true;
                 }
-                for (path, _) in groups(&self.path)?.iter().filter(|(_, number)| !off_below.contains(number)) {
-                    turn_oom_killer_on(path);
-                }
+                turn_oom_killers_on_below(&self.path, &off_below)?;
             }
             // Any other number is somebody else's.
             Marker::High { before, ours } if self.version == Version::V2 => {
@@ -219,12 +213,14 @@ impl Group {
 #[derive(Debug)]
 pub struct Hold {
     group: Group,
-    /// The file that is written to hold the group, locked for as long as that may be undone.
+    /// The file that is written to hold the group.
     control: File,
     /// `None` if the group was set up like this already, or somebody else has changed it: then it is left so.
     change: Option<Change>,
     /// There is one where there is a change.
     pub(super) guard: Option<Guard>,
+    /// For as long as what is changed may be undone; dropped after the guard, which writes once more.
+    _lock: Lock,
     /// Eventfds in version 1, `memory.events` in version 2.
     signals: Vec<File>,
     usage: File,
@@ -330,6 +326,12 @@ impl Hold {
         machine.min(own)
     }
 
+    /// Whether the guard lives, where there has to be one. Without it, the group would stay held if this process were killed: drop the hold then,
+    /// and make another.
+    pub fn guarded(&self) -> bool {
+        self.guard.as_ref().is_none_or(Guard::lives)
+    }
+
     /// Whether this may change the group: it was not set up like this before it was held, and nobody else has changed it since.
     pub fn may_change(&self) -> bool {
         self.change.is_some()
@@ -361,10 +363,11 @@ impl Hold {
         match self.change {
             None => Ok(()),
             Some(Change::OomKiller) => {
-                let written = write(&self.control, OOM_KILLER_ON);
+                // Where the group has gone, there may be another one with its name, whose own affair it is.
+                write(&self.control, OOM_KILLER_ON)?;
                 self.free_new_groups();
                 Marker::remove(&self.control);
-                written
+                Ok(())
             }
             Some(Change::High { before, .. }) => self.set_high(before),
         }
@@ -429,9 +432,15 @@ impl Drop for Hold {
         let _ = self.let_go();
         // The guard writes once more, so nobody else may hold the group before it has ended.
         drop(self.guard.take());
-        // Not left to the end of the file: a child of this process may have it.
-        let _ = rustix::fs::flock(&self.control, FlockOperation::Unlock);
     }
+}
+
+/// Turns the OOM killer on in the groups at and below `top`, but for those in which somebody else has turned it off.
+pub(super) fn turn_oom_killers_on_below(top: &Path, off_below: &[u64]) -> Result<(), Errno> {
+    for (path, _) in groups(top)?.iter().filter(|(_, number)| !off_below.contains(number)) {
+        turn_oom_killer_on(path);
+    }
+    Ok(())
 }
 
 /// Turns the OOM killer of the group at `path` on (version 1). One that has gone needs nothing.

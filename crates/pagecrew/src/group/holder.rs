@@ -54,6 +54,11 @@ impl Holder {
         self.hold.usage().is_none()
     }
 
+    /// Whether the guard lives, where there has to be one.
+    pub fn guarded(&self) -> bool {
+        self.hold.guarded()
+    }
+
     /// How the group stands. While it is held, `memory.high` (version 2) follows `memory.max`.
     ///
     /// Costs a few microseconds; tens where the group is nearly full and `memory.stat` has to tell of what.

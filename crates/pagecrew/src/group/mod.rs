@@ -12,6 +12,7 @@ mod guard;
 pub mod held;
 pub mod hold;
 pub mod holder;
+mod lock;
 mod marker;
 mod mounts;
 pub mod relief;

@@ -333,7 +333,7 @@ fn the_guard_has_nothing_of_this_process_and_ends_with_the_hold() {
     let guard = hold.guard.as_ref().unwrap().process;
     let entry = |name: &str| PathBuf::from(format!("/proc/{guard}/{name}"));
     assert_eq!(fs::read_to_string(entry("comm")).unwrap(), "pagecrew/guard\n");
-    assert_eq!(fs::read_dir(entry("fd")).unwrap().count(), 2);
+    assert_eq!(fs::read_dir(entry("fd")).unwrap().count(), 3);
     assert_eq!(fs::read_link(entry("cwd")).unwrap(), Path::new("/"));
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
         // SAFETY: the guard is this process's child, and was not waited for.
@@ -370,6 +370,9 @@ fn a_holder_that_is_killed_leaves_no_task_held() {
         }
         let mut holder = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let held = comes_true(PATIENCE, || group.oom_kill_disable() == 1);
+        // Made without an OOM killer, too.
+        let late = group.below("late");
+        assert!(!held || oom_kill_disable(&late) == 1);
         let mut eater = Eater::new(&group.0.path, 4 * LIMIT);
         eater.go();
         let text = || fs::read_to_string(group.0.path.join("memory.oom_control")).unwrap();
@@ -378,6 +381,7 @@ fn a_holder_that_is_killed_leaves_no_task_held() {
         holder.wait().unwrap();
         assert!(held && stuck, "held {held}, stuck {stuck}");
         assert!(comes_true(Duration::from_secs(1), || group.oom_kill_disable() == 0), "inside: {inside}");
+        assert!(comes_true(Duration::from_secs(1), || oom_kill_disable(&late) == 0), "inside: {inside}");
         let status = eater.status(PATIENCE).unwrap();
         assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL, "status {status:#x}");
     }
