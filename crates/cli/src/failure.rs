@@ -3,6 +3,7 @@
 use crate::output;
 use std::fmt;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Why a command ends without having done its work.
 #[derive(Debug, PartialEq, Eq)]
@@ -76,6 +77,7 @@ pub fn report_panics_in_one_line() {
         let message = constant.or(payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("unknown cause");
         let place = panic.location().map(|location| format!(" ({location})")).unwrap_or_default();
         output::note(&format!("internal error: {message}{place}"));
+        output::flush(Duration::from_millis(100));
         std::process::exit(1);
     }));
 }

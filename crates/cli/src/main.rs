@@ -22,6 +22,7 @@ mod values;
 use clap::{Parser, Subcommand};
 use failure::Failure;
 use std::process::ExitCode;
+use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -44,6 +45,9 @@ struct Arguments {
     #[command(subcommand)]
     command: Command,
 }
+
+/// At its end, a service waits no longer for whoever reads what it said.
+const LAST_WORDS: Duration = Duration::from_millis(30);
 
 #[derive(Subcommand)]
 enum Command {
@@ -92,7 +96,9 @@ fn main() -> ExitCode {
         Command::BenchWorker(arguments) => dispatch::worker(&arguments).map(|()| ExitCode::SUCCESS),
         Command::PoolFill => pool::fill().map(|()| ExitCode::SUCCESS),
     };
-    result.unwrap_or_else(Failure::report)
+    let status = result.unwrap_or_else(Failure::report);
+    output::flush(LAST_WORDS);
+    status
 }
 
 #[cfg(test)]

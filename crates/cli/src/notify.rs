@@ -8,6 +8,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
+/// A service manager that has stopped is waited for no longer.
+const PATIENCE: Duration = Duration::from_millis(20);
+
 /// It is served, from the beginning or again.
 pub fn ready() {
     tell("READY=1");
@@ -46,7 +49,9 @@ fn send(socket: &OsStr, state: &str) -> io::Result<()> {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(socket)?,
     };
-    UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address).map(drop)
+    let socket = UnixDatagram::unbound()?;
+    socket.set_write_timeout(Some(PATIENCE))?;
+    socket.send_to_addr(state.as_bytes(), &address).map(drop)
 }
 
 #[cfg(test)]

@@ -1,12 +1,118 @@
 //! What goes to standard output and standard error. Nothing here panics where one of them is closed.
 
 use crate::failure::Failure;
+use crate::signals;
 use std::io::{ErrorKind, Write};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::time::{Duration, Instant};
+
+/// So many pieces wait to be written for a service; what comes then is lost, and counted.
+const WAITING_MOST: usize = 64;
+
+/// Where a service's words go, once it has begun.
+static OUTLET: OnceLock<Outlet> = OnceLock::new();
+
+/// The service ends already.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+/// A thread that writes, so that nobody else has to wait for whoever reads: a stopped reader, a terminal that was held with Ctrl-S, a full
+/// disk. It ends with the process, in the middle of a write if need be.
+struct Outlet {
+    queue: SyncSender<Piece>,
+    lost: AtomicU64,
+}
+
+enum Piece {
+    Output(Vec<u8>),
+    Note(Vec<u8>),
+    /// Answered when all that was said before is written.
+    Flush(SyncSender<()>),
+}
+
+impl Outlet {
+    fn say(&self, piece: Piece) {
+        let lost = self.lost.swap(0, Ordering::Relaxed);
+        if lost > 0 {
+            let line = format!("pagecrew: {lost} lines of output are missing here: nobody read them\n");
+            if self.queue.try_send(Piece::Note(line.into_bytes())).is_err() {
+                self.lost.fetch_add(lost, Ordering::Relaxed);
+            }
+        }
+        if self.queue.try_send(piece).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// From here on, this process never waits for whoever reads its output: it is a service. A reader of its standard output that goes away ends
+/// it like SIGTERM.
+pub fn never_wait() -> std::io::Result<()> {
+    let (queue, pieces) = sync_channel(WAITING_MOST);
+    std::thread::Builder::new().name("output".into()).spawn(move || {
+        let mut broken = false;
+        for piece in pieces {
+            match piece {
+                Piece::Output(_) if broken => {}
+                Piece::Output(text) => match write_out(&text) {
+                    Err(error) if error.kind() == ErrorKind::BrokenPipe => {
+                        broken = true;
+                        if !ENDING.load(Ordering::Relaxed) {
+                            signals::end_this_process();
+                        }
+                    }
+                    Err(error) => write_note(format!("pagecrew: standard output: {error}\n").as_bytes()),
+                    Ok(()) => {}
+                },
+                Piece::Note(line) => write_note(&line),
+                Piece::Flush(done) => drop(done.send(())),
+            }
+        }
+    })?;
+    let _ = OUTLET.set(Outlet { queue, lost: AtomicU64::new(0) });
+    Ok(())
+}
+
+/// The service ends: a reader that goes away from here on changes nothing.
+pub fn ending() {
+    ENDING.store(true, Ordering::Relaxed);
+}
+
+/// Waits until a service's words are written, but no longer than `patience`.
+pub fn flush(patience: Duration) {
+    let Some(outlet) = OUTLET.get() else { return };
+    let until = Instant::now() + patience;
+    let (done, written) = sync_channel(1);
+    let mut piece = Piece::Flush(done);
+    loop {
+        match outlet.queue.try_send(piece) {
+            Ok(()) => break,
+            Err(TrySendError::Full(back)) if Instant::now() < until => piece = back,
+            Err(_) => return,
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let _ = written.recv_timeout(until.saturating_duration_since(Instant::now()));
+}
+
+fn write_out(text: &[u8]) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text).and_then(|()| out.flush())
+}
+
+fn write_note(line: &[u8]) {
+    // There is nobody left to tell where this fails.
+    let _ = std::io::stderr().write_all(line);
+}
 
 /// Writes `text` to standard output. A reader that has gone away (`| head`) is no failure.
 pub fn print(text: &str) -> Result<(), Failure> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    if let Some(outlet) = OUTLET.get() {
+        outlet.say(Piece::Output(text.as_bytes().to_vec()));
+        return Ok(());
+    }
+    match write_out(text.as_bytes()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
         result => result.map_err(|error| Failure::Failed(format!("standard output: {error}"))),
     }
@@ -14,14 +120,16 @@ pub fn print(text: &str) -> Result<(), Failure> {
 
 /// Writes `message` as one line to standard error, with the command's name in front.
 pub fn note(message: &str) {
-    let line = format!("pagecrew: {}\n", printable(&message.replace('\n', "; ")));
-    // There is nobody left to tell where this fails.
-    let _ = std::io::stderr().write_all(line.as_bytes());
+    let line = format!("pagecrew: {}\n", printable(&message.replace('\n', "; "))).into_bytes();
+    match OUTLET.get() {
+        Some(outlet) => outlet.say(Piece::Note(line)),
+        None => write_note(&line),
+    }
 }
 
 /// Writes `text`, which has several lines, to standard error.
 pub fn block(text: &str) {
-    let _ = std::io::stderr().write_all(text.as_bytes());
+    write_note(text.as_bytes());
 }
 
 /// `text` without control characters, which could play tricks on a terminal: names of processes and files may hold any.

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::notify;
+use crate::output;
 use crate::signals::{self, SignalDescriptor, SignalSet};
 use pagecrew::sys::clock::now_ns;
 use std::os::fd::{AsRawFd, RawFd};
@@ -31,6 +32,8 @@ impl Service {
         let set = SignalSet::of(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]);
         let before = set.block();
         let signals = SignalDescriptor::new(&set).map_err(|error| Failure::Failed(format!("signals: {error}")))?;
+        // Whoever reads what it says may be stopped, and nobody waits for him.
+        output::never_wait().map_err(|error| Failure::Failed(format!("the thread that writes: {error}")))?;
         Ok(Service { signals, before })
     }
 
@@ -53,6 +56,7 @@ impl Service {
 
     /// It ends. A second signal ends this process at once; the next one cleans up.
     pub fn stopping(&self) {
+        output::ending();
         notify::stopping();
         self.before.restore();
     }

@@ -44,6 +44,12 @@ pub fn restore_pipe_disposition() {
     set_pipe_disposition(INHERITED_PIPE.load(Ordering::Relaxed));
 }
 
+/// Ends this process as whoever asks for its end does. Where SIGTERM is waited for, that is in order.
+pub fn end_this_process() {
+    // SAFETY: sends a signal to this very process.
+    unsafe { libc::kill(libc::getpid(), libc::SIGTERM) };
+}
+
 /// Waits until one of `polled` is ready, or `timeout` has passed.
 pub fn poll(polled: &mut [libc::pollfd], timeout: Option<Duration>) {
     let time = timeout.map(|timeout| libc::timespec {
