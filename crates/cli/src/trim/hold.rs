@@ -6,10 +6,12 @@ use crate::failure::Failure;
 use crate::output::note;
 use pagecrew::group::relief::{Rushed, Todo};
 use pagecrew::group::{Group, HoldError, Holder, Holds, Relief, Standing};
+use pagecrew::sys::Errno;
 use pagecrew::sys::clock::{now_ns, thread_cpu_ns};
 use std::os::fd::RawFd;
 
 /// The control groups of a job, as far as they are to be held.
+#[derive(Default)]
 pub struct Wards {
     wards: Vec<Ward>,
     tickets: u64,
@@ -31,19 +33,23 @@ struct Ward {
     said: Option<String>,
 }
 
-fn share(job: &Job) -> f64 {
-    job.options.cpu.unwrap_or(1.0)
-}
-
 impl Wards {
     /// Holds the groups of `job`, if it is to change anything.
-    pub fn new(job: &Job) -> Result<Wards, Failure> {
-        let mut wards = Wards { wards: Vec::new(), tickets: 0, held: 0, let_go: 0 };
-        wards.change(job);
-        for ward in &mut wards.wards {
-            ward.renew()?;
-        }
-        Ok(wards)
+    ///
+    /// # Errors
+    /// If the rights for that are missing. What may pass, such as another process that holds a group, is tried again.
+    pub fn begin(&mut self, job: &Job) -> Result<(), Failure> {
+        self.change(job);
+        self.wards.iter_mut().try_for_each(|ward| match ward.renew() {
+            Err(HoldError::Refused(path, errno @ Errno(libc::EACCES | libc::EPERM | libc::EROFS))) => {
+                let error = HoldError::Refused(path, errno);
+                Err(Failure::Impossible(format!("{error} (or: --no-hold)")))
+            }
+            result => {
+                ward.say_why(result);
+                Ok(())
+            }
+        })
     }
 
     /// From now on, this is the job: groups that it does not have any more are let go.
@@ -53,19 +59,22 @@ impl Wards {
         self.wards.retain(|ward| names.contains(&ward.name));
         for name in names {
             if !self.wards.iter().any(|ward| ward.name == *name) {
-                self.wards.push(Ward::new(name, share(job)));
+                self.wards.push(Ward::new(name));
             }
         }
-        self.wards.iter_mut().for_each(|ward| ward.relief.set_share(share(job)));
+        // Together they may not have more of the budget than one by itself.
+        let share = job.options.cpu.unwrap_or(1.0) / self.wards.len().max(1) as f64;
+        self.wards.iter_mut().for_each(|ward| ward.relief.set_share(share));
     }
 
     /// Holds groups that have come, or come back.
-    pub fn renew(&mut self) {
+    pub fn renew(&mut self, worker: &Worker) {
+        let begin_ns = thread_cpu_ns();
         for ward in &mut self.wards {
-            if let Err(failure) = ward.renew() {
-                ward.say(failure.to_string());
-            }
+            let result = ward.renew();
+            ward.say_why(result);
         }
+        worker.charge(thread_cpu_ns() - begin_ns);
     }
 
     /// What came of it so far.
@@ -92,6 +101,11 @@ impl Wards {
         for ward in &mut self.wards {
             let (begin_ns, now) = (thread_cpu_ns(), now_ns());
             let due = now >= ward.relief.next_look_ns() || (ward.relief.listens(now) && ward.tells(ready));
+            if due && ward.holder.as_ref().is_some_and(Holder::gone) {
+                // Perhaps there is a new one of its name already, which needs to be held from its first moment on.
+                let result = ward.renew();
+                ward.say_why(result);
+            }
             let Some(holder) = ward.holder.as_mut().filter(|_| due) else { continue };
             let standing = holder.look();
             let cpu_ns = thread_cpu_ns() - begin_ns;
@@ -100,6 +114,13 @@ impl Wards {
             self.held += u64::from(todo.rush && standing == Standing::Held);
             self.let_go += u64::from(todo.let_go);
             ward.does(todo, worker, &mut self.tickets);
+        }
+    }
+
+    /// A rush has begun.
+    pub fn rushing(&mut self, ticket: u64) {
+        if let Some(ward) = self.wards.iter_mut().find(|ward| ward.ticket == Some(ticket)) {
+            ward.relief.begun(now_ns());
         }
     }
 
@@ -115,20 +136,20 @@ impl Wards {
 }
 
 impl Ward {
-    fn new(name: &str, share: f64) -> Ward {
+    fn new(name: &str) -> Ward {
         Ward {
             name: name.to_owned(),
             holder: None,
-            relief: Relief::new(share),
+            relief: Relief::new(1.0),
             may_change: false,
             ticket: None,
             said: None,
         }
     }
 
-    /// Holds the group if it is not held: it may have come, or be another one of the same name.
-    fn renew(&mut self) -> Result<(), Failure> {
-        if self.holder.as_ref().is_some_and(|holder| !holder.gone()) {
+    /// Holds the group if it is not held: it may have come, be another one of the same name, or have lost its guard.
+    fn renew(&mut self) -> Result<(), HoldError> {
+        if self.holder.as_mut().is_some_and(|holder| !holder.gone() && holder.guarded()) {
             return Ok(());
         }
         self.holder = None;
@@ -154,7 +175,14 @@ impl Ward {
             }
             // Nothing to be held at.
             Err(HoldError::NoLimit(_)) => Ok(()),
-            Err(error) => Err(Failure::Impossible(format!("{error} (or: --no-hold)"))),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Says once why the group is not held.
+    fn say_why(&mut self, result: Result<(), HoldError>) {
+        if let Err(error) = result {
+            self.say(format!("{error}; it is tried again"));
         }
     }
 
@@ -180,7 +208,12 @@ impl Ward {
         if todo.rush {
             *tickets += 1;
             self.ticket = Some(*tickets);
-            worker.rush(*tickets, &self.name);
+            worker.rush(*tickets, &self.name, self.relief.urgent());
+        }
+        if todo.hurry
+            && let Some(ticket) = self.ticket
+        {
+            worker.hurry(ticket);
         }
         let Some(holder) = &mut self.holder else { return };
         // What fails here fails because the group has gone, and then there is nothing to hold.

@@ -15,23 +15,20 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 /// At the end, the last report is waited for no longer than this.
-const PATIENCE: Duration = Duration::from_millis(60);
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// `pagecrew trim --watch`. Ends with status 0 when it is told to, and when the processes that it was told by number have ended.
 pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
     let service = Service::begin()?;
-    let mut session = Session::new(job.clone());
     if !arguments.cgroup.is_empty() {
         job.selection.check_groups()?;
     }
-    session.refresh()?;
-    session.check()?;
-    let mut wards = Wards::new(&job)?;
     let board = Board::default();
+    // Before there is anything open that it should not have.
+    let worker = Worker::start(Session::new(job.clone()), board.clone())?;
     let metrics = job.metrics.as_ref().map(|address| board.serve(address)).transpose()?;
-    let worker = Worker::start(session, board.clone())?;
-    service.ready();
-    let mut reporter = Reporter { json: job.json, gone_before: 0, last: None };
+    let mut wards = Wards::default();
+    let mut reporter = Reporter { json: job.json, gone_before: 0, last: None, trouble: None };
     let mut next_renewal = now_ns() + job.options.interval.as_nanos() as u64;
     let result = 'watch: loop {
         let until = wards.next_look_ns().map_or(next_renewal, |look| look.min(next_renewal));
@@ -41,13 +38,13 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
             Event::Reload => {
                 service.reload(|| match super::read(arguments) {
                     Ok(read) => {
-                        wards.change(&read);
-                        wards.renew();
-                        note("the settings were read again");
                         if read.metrics != job.metrics {
                             note("metrics can't change while it runs: start it again for that");
                         }
                         job = Job { metrics: job.metrics.clone(), ..read };
+                        wards.change(&job);
+                        wards.renew(&worker);
+                        note("the settings were read again");
                         worker.change(job.clone());
                     }
                     Err(error) => note(&format!("the settings stay as they are: {error}")),
@@ -58,10 +55,18 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
         };
         for said in worker.heard() {
             match said {
+                Said::Begun => {
+                    if let Err(failure) = wards.begin(&job) {
+                        break 'watch Err(failure);
+                    }
+                    service.ready();
+                }
+                Said::Rushing { ticket } => wards.rushing(ticket),
                 Said::Rushed { ticket, rushed } => wards.rushed(ticket, rushed, &worker),
                 Said::Interval(report) => reporter.interval(report)?,
                 Said::Over => break 'watch Ok(()),
                 Said::Failed(failure) => break 'watch Err(failure),
+                Said::Trouble(what) => reporter.trouble(what),
                 Said::Ended(_) => {}
             }
         }
@@ -69,7 +74,7 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
         board.change(|figures| figures.holds = wards.holds());
         if now_ns() >= next_renewal {
             next_renewal = now_ns() + job.options.interval.as_nanos() as u64;
-            wards.renew();
+            wards.renew(&worker);
         }
     };
     // First of all, nobody waits for us any more.
@@ -87,6 +92,8 @@ struct Reporter {
     json: bool,
     gone_before: u64,
     last: Option<Box<Report>>,
+    /// What did not work last.
+    trouble: Option<String>,
 }
 
 impl Reporter {
@@ -102,6 +109,14 @@ impl Reporter {
         self.gone_before = gone;
         self.last = Some(report);
         Ok(())
+    }
+
+    /// Something does not work. Said once, until it is something else.
+    fn trouble(&mut self, what: String) {
+        if self.trouble.as_ref() != Some(&what) {
+            note(&format!("{what}; it is tried again"));
+            self.trouble = Some(what);
+        }
     }
 
     /// The last word: `report`, or where the thread that searches does not answer, what it said last.

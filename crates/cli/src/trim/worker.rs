@@ -1,10 +1,14 @@
 //! The thread of a watch that searches and looks. It may have to wait for another process's locks, so nothing that can't wait is done
 //! there: signals and control groups are seen to by the thread that has started it.
+//!
+//! It has a table of open files of its own. A thread that waits for such a lock can't be ended, not by SIGKILL either, until it has it; with
+//! the process's table it would keep the guards of held groups from seeing that the process is at its end.
 
 use super::Job;
 use super::metrics::Board;
 use super::session::{Report, Session};
 use crate::failure::Failure;
+use nix::sched::CloneFlags;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pagecrew::group::relief::Rushed;
 use pagecrew::sys::clock::{now_ns, thread_cpu_ns};
@@ -26,9 +30,10 @@ const SLICE_NS: u64 = 5_000_000;
 /// What it is told.
 enum Command {
     /// Memory of the control group is needed now.
-    Rush {
+    Rush(Asked),
+    /// Tasks wait for that rush now.
+    Hurry {
         ticket: u64,
-        group: String,
     },
     /// That rush is over.
     CalmDown {
@@ -39,16 +44,30 @@ enum Command {
     Wake,
 }
 
+/// A rush that was asked for.
+struct Asked {
+    ticket: u64,
+    group: String,
+    /// Tasks are held until it brings something.
+    urgent: bool,
+}
+
 /// What it says.
 pub enum Said {
+    /// It has found the processes for the first time, and can begin.
+    Begun,
+    /// The rush has begun.
+    Rushing { ticket: u64 },
     /// A rush has come to its end.
     Rushed { ticket: u64, rushed: Rushed },
     /// An interval is over.
     Interval(Box<Report>),
     /// Nobody is left who was asked for by number.
     Over,
-    /// It can't go on.
+    /// It can't begin.
     Failed(Failure),
+    /// Something does not work now; it is tried again.
+    Trouble(String),
     /// It has ended.
     Ended(Box<Report>),
 }
@@ -69,7 +88,7 @@ struct Shared {
 }
 
 impl Worker {
-    /// Starts it on a session that was refreshed and checked.
+    /// Starts it. To be called while this process has few files open: copies of them are the thread's for good.
     pub fn start(session: Session, board: Board) -> Result<Worker, Failure> {
         let failed = |error: &dyn std::fmt::Display| Failure::Failed(format!("the thread that searches: {error}"));
         let event =
@@ -79,8 +98,15 @@ impl Worker {
         let (saying, said) = channel();
         let thread =
             Thread { session, commands: heard, said: saying, shared: shared.clone(), rushes: VecDeque::new(), board };
+        let (parted, has_parted) = channel();
         let builder = std::thread::Builder::new().name("trim".into());
-        builder.spawn(move || thread.run()).map_err(|error| failed(&error))?;
+        let run = move || {
+            let _ = parted.send(nix::sched::unshare(CloneFlags::CLONE_FILES));
+            thread.run();
+        };
+        builder.spawn(run).map_err(|error| failed(&error))?;
+        // What is opened from here on is not the thread's.
+        has_parted.recv().map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
         Ok(Worker { commands, said, shared })
     }
 
@@ -95,9 +121,15 @@ impl Worker {
         self.said.try_iter().collect()
     }
 
-    /// Searches the processes of `group` past the budget; [`Said::Rushed`] follows with the same `ticket`.
-    pub fn rush(&self, ticket: u64, group: &str) {
-        self.tell(Command::Rush { ticket, group: group.to_owned() });
+    /// Searches the processes of `group` past the budget, before all others if tasks wait for it; [`Said::Rushing`] and
+    /// [`Said::Rushed`] follow with the same `ticket`.
+    pub fn rush(&self, ticket: u64, group: &str, urgent: bool) {
+        self.tell(Command::Rush(Asked { ticket, group: group.to_owned(), urgent }));
+    }
+
+    /// Tasks wait for that rush now. [`Said::Rushing`] follows once more.
+    pub fn hurry(&self, ticket: u64) {
+        self.tell(Command::Hurry { ticket });
     }
 
     /// Nobody waits for that rush any more, and nothing is said of it.
@@ -138,7 +170,7 @@ impl Worker {
 
 /// A rush that goes on.
 struct Rush {
-    ticket: u64,
+    asked: Asked,
     members: BTreeSet<Id>,
     begin_ns: u64,
     split_ns: u64,
@@ -150,8 +182,8 @@ struct Thread {
     commands: Receiver<Command>,
     said: Sender<Said>,
     shared: Arc<Shared>,
-    /// Rushes that wait for their turn.
-    rushes: VecDeque<(u64, String)>,
+    /// Rushes that wait for their turn, those before all others for which tasks wait.
+    rushes: VecDeque<Asked>,
     /// Where it writes down its figures.
     board: Board,
 }
@@ -173,13 +205,20 @@ impl Thread {
         self.session.job().options.interval
     }
 
-    fn refresh(&mut self) -> Result<u64, Failure> {
-        let cost = self.session.refresh()?;
+    /// Finds the processes that are meant. Returns when that is to be done again.
+    fn refresh(&mut self) -> u64 {
+        let cost = self.session.refresh().unwrap_or_else(|failure| {
+            self.say(Said::Trouble(failure.to_string()));
+            Duration::ZERO
+        });
         let share = self.session.job().options.cpu.unwrap_or(1.0);
-        Ok(now_ns() + self.interval().max(cost.div_f64(REFRESH * share)).as_nanos() as u64)
+        now_ns() + self.interval().max(cost.div_f64(REFRESH * share)).as_nanos() as u64
     }
 
     fn watch(&mut self) -> Result<(), Failure> {
+        self.session.refresh()?;
+        self.session.check()?;
+        self.say(Said::Begun);
         let mut rush: Option<Rush> = None;
         let mut next_report = now_ns() + self.interval().as_nanos() as u64;
         let mut next_refresh = next_report;
@@ -203,10 +242,11 @@ impl Thread {
             let mut command = self.commands.recv_timeout(wait).ok();
             while let Some(now) = command {
                 match now {
-                    Command::Rush { ticket, group } => self.rushes.push_back((ticket, group)),
+                    Command::Rush(asked) => self.line_up(asked),
+                    Command::Hurry { ticket } => self.hurry(ticket, &mut rush),
                     Command::CalmDown { ticket } => {
-                        self.rushes.retain(|&(other, _)| other != ticket);
-                        if rush.as_ref().is_some_and(|rush| rush.ticket == ticket) {
+                        self.rushes.retain(|asked| asked.ticket != ticket);
+                        if rush.as_ref().is_some_and(|rush| rush.asked.ticket == ticket) {
                             self.session.fleet.calm_down();
                             rush = None;
                         }
@@ -226,19 +266,26 @@ impl Thread {
             if spent_ns > 0 {
                 self.session.fleet.charge(spent_ns, &Kernel);
             }
-            if rush.is_none()
-                && let Some((ticket, group)) = self.rushes.pop_front()
+            // One for which nobody waits gives way, and begins again later.
+            if self.rushes.front().is_some_and(|next| next.urgent)
+                && let Some(rush) = rush.take_if(|rush| !rush.asked.urgent)
             {
-                rush = Some(self.begin(ticket, &group)?);
+                self.session.fleet.calm_down();
+                self.line_up(rush.asked);
+            }
+            if rush.is_none()
+                && let Some(asked) = self.rushes.pop_front()
+            {
+                rush = Some(self.begin(asked));
             }
             pause = self.work();
             if !self.session.fleet.rushing()
                 && let Some(rush) = rush.take()
             {
-                self.say(Said::Rushed { ticket: rush.ticket, rushed: self.came_of(&rush) });
+                self.say(Said::Rushed { ticket: rush.asked.ticket, rushed: self.came_of(&rush) });
             }
             if now_ns() >= next_refresh {
-                next_refresh = self.refresh()?;
+                next_refresh = self.refresh();
                 if self.session.job().selection.only_numbers() && self.session.fleet.members().next().is_none() {
                     self.say(Said::Over);
                 }
@@ -247,6 +294,24 @@ impl Thread {
                 next_report = now_ns() + self.interval().as_nanos() as u64;
                 self.say(Said::Interval(Box::new(self.session.report())));
             }
+        }
+    }
+
+    /// A rush waits for its turn.
+    fn line_up(&mut self, asked: Asked) {
+        let place = self.rushes.iter().position(|other| asked.urgent && !other.urgent).unwrap_or(self.rushes.len());
+        self.rushes.insert(place, asked);
+    }
+
+    /// Tasks wait for the rush `ticket` now.
+    fn hurry(&mut self, ticket: u64, rush: &mut Option<Rush>) {
+        if let Some(rush) = rush.as_mut().filter(|rush| rush.asked.ticket == ticket) {
+            rush.asked.urgent = true;
+            self.say(Said::Rushing { ticket });
+        } else if let Some(place) = self.rushes.iter().position(|asked| asked.ticket == ticket)
+            && let Some(asked) = self.rushes.remove(place)
+        {
+            self.line_up(Asked { urgent: true, ..asked });
         }
     }
 
@@ -273,13 +338,17 @@ impl Thread {
         Duration::ZERO
     }
 
-    fn begin(&mut self, ticket: u64, group: &str) -> Result<Rush, Failure> {
+    fn begin(&mut self, asked: Asked) -> Rush {
         let begin_ns = thread_cpu_ns();
+        self.say(Said::Rushing { ticket: asked.ticket });
         // What was started since the last time is what needs the memory.
-        let members = self.session.refresh_group(group)?;
+        let members = self.session.refresh_group(&asked.group).unwrap_or_else(|failure| {
+            self.say(Said::Trouble(failure.to_string()));
+            BTreeSet::new()
+        });
         let gone_bytes = self.session.fleet.gone_of(|id| members.contains(&id));
         self.session.fleet.rush(|id| members.contains(&id));
-        Ok(Rush { ticket, begin_ns, split_ns: self.session.total().split_ns, gone_bytes, members })
+        Rush { asked, begin_ns, split_ns: self.session.total().split_ns, gone_bytes, members }
     }
 
     fn came_of(&self, rush: &Rush) -> Rushed {

@@ -28,6 +28,8 @@ const BETWEEN: Duration = Duration::from_millis(20);
 /// Held tasks wait no longer without a pause for a rush that brings nothing: it may be stuck. On a slow machine with more to do than it can,
 /// two seconds went by before the first memory was found.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// And no longer than this for one that has not begun, since memory of other groups is searched first.
+const QUEUE: Duration = Duration::from_secs(30);
 /// A group that was let go is left to the kernel for so long.
 const LET_GO_FIRST: Duration = Duration::from_secs(2);
 const LET_GO_MOST: Duration = Duration::from_secs(64);
@@ -50,8 +52,10 @@ pub struct Todo {
     pub hold_again: bool,
     /// The group is let go.
     pub let_go: bool,
-    /// Memory of it is searched for, past the budget. [`Relief::rushed`] is to be told what came of it.
+    /// Memory of it is searched for, past the budget. [`Relief::begun`] is to be told when that begins, and [`Relief::rushed`] what came of it.
     pub rush: bool,
+    /// Tasks wait for the rush that was asked for, whether or not it has begun. If it has, [`Relief::begun`] is to be told once more.
+    pub hurry: bool,
     /// The rush is over, whatever it was at.
     pub calm_down: bool,
     /// It was let go because there was nothing to give back, for the first time in a while: somebody should know.
@@ -63,9 +67,10 @@ enum State {
     Calm,
     /// A rush, begun when the group was near its limit.
     Near,
-    /// A rush that held tasks wait for, since this time; what was tried before it.
+    /// A rush that held tasks wait for, since this time, whether it has begun, and what was tried before it.
     Held {
         since_ns: u64,
+        begun: bool,
         tried: Tried,
     },
     /// Held, between two rushes.
@@ -73,6 +78,13 @@ enum State {
         until_ns: u64,
         tried: Tried,
     },
+}
+
+impl State {
+    /// Tasks wait for a rush that was asked for.
+    fn waiting(since_ns: u64, tried: Tried) -> State {
+        State::Held { since_ns, begun: false, tried }
+    }
 }
 
 /// Rushes in vain for tasks that are held.
@@ -149,21 +161,26 @@ impl Relief {
             *since_ns = now_ns;
         }
         match (standing, self.state) {
-            (Standing::Held, State::Held { since_ns, tried }) if now_ns >= since_ns + ns(PATIENCE) => {
+            (Standing::Held, State::Held { since_ns, begun, tried })
+                if now_ns >= since_ns + ns(if begun { PATIENCE } else { QUEUE }) =>
+            {
                 todo.calm_down = true;
                 self.give_up(tried.cpu_ns, now_ns, &mut todo);
             }
             (Standing::Held, State::Held { .. }) => {}
             // What it finds is needed by now.
-            (Standing::Held, State::Near) => self.state = State::Held { since_ns: now_ns, tried: Tried::default() },
+            (Standing::Held, State::Near) => {
+                self.state = State::waiting(now_ns, Tried::default());
+                todo.hurry = true;
+            }
             (Standing::Held, State::Between { until_ns, tried }) => {
                 if now_ns >= until_ns {
-                    self.state = State::Held { since_ns: now_ns, tried };
+                    self.state = State::waiting(now_ns, tried);
                     todo.rush = true;
                 }
             }
             (Standing::Held, State::Calm) if ready => {
-                self.state = State::Held { since_ns: now_ns, tried: Tried::default() };
+                self.state = State::waiting(now_ns, Tried::default());
                 todo.rush = true;
             }
             // It came back to where nothing could be done.
@@ -178,6 +195,18 @@ impl Relief {
             todo.rush = true;
         }
         todo
+    }
+
+    /// Whether tasks wait for the rush that was asked for.
+    pub fn urgent(&self) -> bool {
+        matches!(self.state, State::Held { .. })
+    }
+
+    /// The rush that was asked for has begun.
+    pub fn begun(&mut self, now_ns: u64) {
+        if let State::Held { since_ns, begun, .. } = &mut self.state {
+            (*since_ns, *begun) = (now_ns, true);
+        }
     }
 
     /// The rush is over, and came to this; the group stands like this now.
@@ -244,6 +273,8 @@ mod tests {
         /// When the rush that goes on will be over; never where whoever is at it is stuck.
         rush_ends_ns: Option<u64>,
         rush_takes_ns: u64,
+        /// How long it is before one begins, if that is never told.
+        queue_ns: u64,
         brings: Rushed,
         looks: Vec<u64>,
         rushes: usize,
@@ -260,6 +291,7 @@ mod tests {
                 holding: true,
                 rush_ends_ns: None,
                 rush_takes_ns,
+                queue_ns: 0,
                 brings,
                 looks: Vec::new(),
                 rushes: 0,
@@ -276,8 +308,11 @@ mod tests {
             }
             if todo.rush {
                 assert_eq!(self.rush_ends_ns, None, "two at once");
-                self.rush_ends_ns = Some(self.now_ns.saturating_add(self.rush_takes_ns));
+                self.rush_ends_ns = Some((self.now_ns + self.queue_ns).saturating_add(self.rush_takes_ns));
                 self.rushes += 1;
+            }
+            if (todo.rush || todo.hurry) && self.queue_ns == 0 {
+                self.relief.begun(self.now_ns);
             }
             if todo.let_go {
                 self.let_go.push(self.now_ns);
@@ -377,6 +412,20 @@ mod tests {
     }
 
     #[test]
+    fn a_rush_that_has_to_wait_for_others_is_waited_for_but_not_for_ever() {
+        let brings = Rushed { gone_bytes: 1 << 20, cpu_ns: 5 * MS, split_ns: 4 * MS };
+        let mut run = Run::new(5 * MS, brings);
+        run.queue_ns = 20 * SECOND;
+        run.pass(19 * SECOND, 5_000, |_| Standing::Held);
+        assert_eq!((run.rushes, run.let_go.len()), (1, 0));
+        let mut run = Run::new(5 * MS, brings);
+        run.queue_ns = 1000 * SECOND;
+        run.pass(40 * SECOND, 5_000, |_| Standing::Held);
+        let waited = run.let_go[0] - 1000 * SECOND;
+        assert!((30 * SECOND..31 * SECOND).contains(&waited), "{waited} ns");
+    }
+
+    #[test]
     fn near_the_limit_the_budget_holds_unless_it_pays() {
         // Nothing to find: the attempts cost no more than half of the budget.
         let mut run = Run::new(10 * MS, Rushed { cpu_ns: 10 * MS, ..Rushed::default() });
@@ -394,7 +443,9 @@ mod tests {
         let mut relief = Relief::new(0.01);
         let now = 1000 * SECOND;
         assert_eq!(relief.looked(Standing::Near, true, 0, now), Todo { rush: true, ..Todo::default() });
-        assert_eq!(relief.looked(Standing::Held, true, 0, now + MS), Todo::default());
+        assert!(!relief.urgent());
+        assert_eq!(relief.looked(Standing::Held, true, 0, now + MS), Todo { hurry: true, ..Todo::default() });
+        assert!(relief.urgent());
         let todo = relief.rushed(Rushed::default(), Standing::Held, now + 2 * MS);
         assert_eq!(todo, Todo::default());
         let again = relief.next_look_ns();
