@@ -124,11 +124,18 @@ limited_group() {
     at_exit "kill \$(jobs -p) 2>/dev/null || true; eventually rmdir $group 2>/dev/null || true"
     if [ -e "$group/memory.high" ]; then
         control=memory.high
-        echo 64M >"$group/memory.max"
-        [ ! -e "$group/memory.swap.max" ] || echo 0 >"$group/memory.swap.max"
     else
         control=memory.oom_control
         [ -e "$group/$control" ] || skip "the kernel's OOM killer can't be held up here"
+    fi
+    limit_group
+}
+
+limit_group() {
+    if [ "$control" = memory.high ]; then
+        echo 64M >"$group/memory.max"
+        [ ! -e "$group/memory.swap.max" ] || echo 0 >"$group/memory.swap.max"
+    else
         echo 64M >"$group/memory.limit_in_bytes"
     fi
 }
@@ -362,6 +369,63 @@ trim_hold_killed() {
     echo "$control"
 }
 
+# A watch whose output nobody reads is not held up by that.
+trim_hold_unread() {
+    limited_group
+    local before
+    before=$(control_text)
+    mkfifo "$work/pipe"
+    exec 9<>"$work/pipe"
+    # Not a byte more fits in.
+    head -c 65536 /dev/zero >&9
+    "$pagecrew" trim --watch --json --cgroup "$group" --interval 100ms >&9 2>"$work/log" 9>&- &
+    watch=$!
+    eventually control_is_not "$before" || fail "the group is not held"
+    sleep 2
+    sparse 3 || fail "status $?"
+    end_watch
+    control_is "$before" || fail "the group's control is $(control_text), and was $before"
+    # What is not written is said, once somebody reads.
+    "$pagecrew" trim --watch --json --cgroup "$group" --interval 100ms >&9 2>"$work/log" 9>&- &
+    watch=$!
+    sleep 9
+    timeout 3 cat <&9 >"$work/read" || true
+    eventually grep -q 'lines of output are missing' "$work/log" || fail "nothing is said of what was lost"
+    end_watch
+    exec 9>&-
+    echo "ended after $took ms"
+}
+
+# A group that is made anew is held at once, whatever the interval, and one that anybody has locked is held all the same.
+trim_hold_anew() {
+    limited_group
+    needs flock
+    local before
+    before=$(control_text)
+    flock "$group/$control" sleep 60 &
+    sleep 0.2
+    start_watch 1h
+    kill %1
+    wait %1 2>/dev/null || true
+    rmdir "$group"
+    mkdir "$group"
+    limit_group
+    control_is "$before" || fail "a new group has $(control_text)"
+    eventually control_is_not "$before" || fail "the new group is not held"
+    sparse 3 || fail "status $?"
+    # Without its guard, the group would stay held if the watch were killed: there is another one soon.
+    end_watch
+    start_watch 1s
+    local guard
+    guard=$(pgrep -P "$watch" pagecrew/guard) || fail "there is no guard"
+    kill -9 "$guard"
+    eventually pgrep -P "$watch" pagecrew/guard >/dev/null || fail "there is no new guard"
+    sleep 1
+    kill -9 "$watch"
+    wait "$watch" 2>/dev/null || true
+    eventually control_is "$before" || fail "the group's control is $(control_text), and was $before"
+}
+
 add trim/redis 120 trim_redis
 add trim/numpy 120 trim_numpy
 add trim/under-run 120 trim_under_run
@@ -369,3 +433,5 @@ add trim/hold 200 trim_hold
 add trim/hold/cache 300 trim_hold_cache
 add trim/hold/killed 60 trim_hold_killed
 add trim/hold/many 120 trim_many
+add trim/hold/unread 60 trim_hold_unread
+add trim/hold/anew 60 trim_hold_anew
