@@ -91,8 +91,8 @@ pub(super) enum Event<F> {
     HandedOut(Handing<F>),
     /// It couldn't be made, or not be handed out. A file that was made is still there.
     NotHandedOut(Handing<F>, String),
-    /// A client gives the file of this name back.
-    Release(Asker, String),
+    /// A client gives the file of this name back, which is this user's by its owner.
+    Release(Asker, String, Option<u32>),
     /// Somebody wants so much kept ready.
     Resize { peer: Peer, size: usize, node: Option<usize> },
     /// What was handed out never reached its client.
@@ -181,7 +181,7 @@ pub(super) enum Action<F> {
     Resized(usize),
     Refuse(Refusal),
     /// Leave filling for a moment, and say why.
-    Hold(&'static str),
+    Hold(String),
     Log(String),
 }
 
@@ -234,6 +234,26 @@ pub(super) struct Broker<F> {
     pub reserved: bool,
     /// The user that serves.
     pub own_user: u32,
+    /// Of whom it was said that they have made files larger.
+    pub offenders: Offenders,
+}
+
+/// Of each user it is said once in a while what he does, whatever he does.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Offenders(BTreeMap<u32, u64>);
+
+impl Offenders {
+    const PAUSE_NS: u64 = 60_000_000_000;
+
+    /// Whether something is to be said of `user` now.
+    fn may_say(&mut self, user: u32, now_ns: u64) -> bool {
+        self.0.retain(|_, said_ns| now_ns.saturating_sub(*said_ns) < Offenders::PAUSE_NS);
+        if self.0.contains_key(&user) {
+            return false;
+        }
+        self.0.insert(user, now_ns);
+        true
+    }
 }
 
 fn refuse<F>(code: Code, message: impl ToString) -> Vec<Action<F>> {
@@ -247,23 +267,22 @@ impl<F: Clone> Broker<F> {
             Event::Take(wish, survey) => self.take(wish, survey, now),
             Event::HandedOut(handing) => self.handed_out(handing),
             Event::NotHandedOut(handing, reason) => self.not_handed_out(handing, reason),
-            Event::Release(asker, name) => self.release(asker, &name),
+            Event::Release(asker, name, owner) => self.release(asker, &name, owner),
             Event::Resize { peer, size, node } => self.resize(peer, size, node),
             Event::Unheard(id) => self.let_go(id).into_iter().collect(),
             Event::Left(connection) => self.left(connection),
             Event::Cut(given_up, done) => self.cut(given_up, done),
             Event::Waits(node, ready) => self.waits(node, ready),
             Event::NotResized(node, ready, reason) => {
-                let hold = Action::Hold("the size of a file could not be changed");
-                vec![Action::Log(reason), Action::Cut(GivenUp { node, keep: 0, ready }), hold]
+                vec![Action::Cut(GivenUp { node, keep: 0, ready }), Action::Hold(reason)]
             }
             Event::Seen(id, seen) => self.seen(id, seen, now),
             Event::Found(found) => self.found(found),
             Event::Opened(id, file) => {
-                if let Some(taken) = self.state.taken.get_mut(&id) {
-                    taken.file.get_or_insert(file);
-                }
-                Vec::new()
+                let Some(taken) = self.state.taken.get_mut(&id) else { return Vec::new() };
+                let file = taken.file.get_or_insert(file).clone();
+                // What was added to it while it could not be opened.
+                if taken.offences >= OFFENCES { vec![Action::Shrink { file, size: 0 }] } else { Vec::new() }
             }
             Event::Seized(id, done) => self.seized(id, done),
             Event::TakenBack(id) => {
@@ -426,14 +445,20 @@ impl<F: Clone> Broker<F> {
         actions
     }
 
-    fn release(&mut self, asker: Asker, name: &str) -> Vec<Action<F>> {
+    /// A user may release what is on his account, and those that are his in namespaces what is their own: they may be others' programs.
+    fn release(&mut self, asker: Asker, name: &str, owner: Option<u32>) -> Vec<Action<F>> {
         let of_name = |(_, taken): &(&u64, &TakenFile<F>)| {
             taken.name == name && matches!(taken.life, Life::Connection(_) | Life::Path(_))
         };
         let Some((&id, taken)) = self.state.taken.iter().find(of_name) else {
             return refuse(Code::NotFound, format!("{name} is not a file that is taken from this pool"));
         };
-        if asker.account != taken.user && asker.peer.user != 0 {
+        let may = match asker.peer.user {
+            0 => true,
+            user if user == taken.user => true,
+            user => asker.account == taken.user && owner == Some(user),
+        };
+        if !may {
             return refuse(Code::Denied, format!("{name} is another user's"));
         }
         let size = taken.size;
@@ -529,10 +554,8 @@ impl<F: Clone> Broker<F> {
     fn seen(&mut self, id: u64, seen: Seen, now: Now) -> Vec<Action<F>> {
         let unused_ns = self.state.settings.unused.as_nanos() as u64;
         let Some(taken) = self.state.taken.get(&id).filter(|taken| taken.is_settled()) else { return Vec::new() };
-        let mut actions = match seen.len <= taken.size && seen.backed <= taken.size {
-            true => Vec::new(),
-            false => self.excess(id, seen),
-        };
+        let within = seen.len <= taken.size && seen.backed <= taken.size;
+        let mut actions = if within { Vec::new() } else { self.excess(id, seen, now) };
         let Some(taken) = self.state.taken.get_mut(&id) else { return actions };
         match (taken.life, seen.unused) {
             (Life::Going, _) => actions.extend(self.take_back(id)),
@@ -551,25 +574,28 @@ impl<F: Clone> Broker<F> {
     }
 
     /// The owner of a file has made it larger, or has memory reserved beyond its end, which is memory that he was not given: it goes back,
-    /// and the file is taken away from whoever does it again and again. Root, who may have all of the machine's memory, has it counted.
-    fn excess(&mut self, id: u64, seen: Seen) -> Vec<Action<F>> {
+    /// and the file is taken away from whoever does it again and again. Root, who may have all of the machine's memory, has it counted. Where its owner keeps it from being opened as well, it is taken away at once, so that he can't go on with that, and emptied
+    /// as soon as it can be opened: that the kernel bounds (`fs.lease-break-time`).
+    fn excess(&mut self, id: u64, seen: Seen, now: Now) -> Vec<Action<F>> {
         let Some(taken) = self.state.taken.get_mut(&id) else { return Vec::new() };
         let (user, size) = (taken.user, taken.size);
         if user == 0 || user == self.own_user {
             self.state.charge_more(id, seen.len.max(seen.backed));
             return Vec::new();
         }
-        let Some(file) = taken.file.clone() else { return Vec::new() };
-        taken.offences = taken.offences.saturating_add(1);
-        // Whoever never stops is not to fill the log.
-        let (gone, said) = (taken.offences >= OFFENCES, taken.offences <= OFFENCES);
-        let mut actions = vec![Action::Shrink { file, size: if gone { 0 } else { size } }];
+        let again = taken.offences >= OFFENCES;
+        taken.offences = if taken.file.is_some() { taken.offences.saturating_add(1) } else { OFFENCES };
+        let gone = taken.offences >= OFFENCES;
+        let shrink = taken.file.clone().map(|file| Action::Shrink { file, size: if gone { 0 } else { size } });
+        let mut actions: Vec<_> = shrink.into_iter().collect();
         if gone {
             actions.extend(self.let_go(id));
         }
-        if said {
-            let what = if gone { "taken away" } else { "put back to its size" };
-            actions.push(Action::Log(format!("user {user} has made a file larger than was handed out: it is {what}")));
+        // Whoever never stops, or does it with many files, is not to fill the log.
+        if !again && self.offenders.may_say(user, now.ns) {
+            actions.push(Action::Log(format!(
+                "user {user} has made files larger than they were handed out: they are put back to their size, and taken away after {OFFENCES} times"
+            )));
         }
         actions
     }
@@ -665,4 +691,86 @@ pub(super) fn spread(size: usize, nodes: &[usize]) -> BTreeMap<usize, usize> {
     let pages = size / HUGE_PAGE_SIZE;
     let share = |index: usize| pages / nodes.len() + usize::from(index < pages % nodes.len());
     nodes.iter().enumerate().map(|(index, &node)| (node, share(index) * HUGE_PAGE_SIZE)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::quota::Quotas;
+    use super::super::state::Settings;
+    use super::*;
+    use std::time::Duration;
+
+    const NAME_ID: u64 = 7;
+    const SECOND: u64 = 1_000_000_000;
+
+    /// A pool with one taken file of two huge pages, on user 1000's account.
+    fn broker(file: Option<u32>) -> (Broker<u32>, String) {
+        let settings = Settings {
+            sizes: BTreeMap::from([(0, 0)]),
+            files: BTreeMap::new(),
+            cpu: 1.0,
+            floor: 0,
+            below_floor: false,
+            unused: Duration::ZERO,
+            quotas: Quotas::default(),
+        };
+        let holding = Holding { size: 2 * HUGE_PAGE_SIZE, user: 1000, since: 0, until: Until::Unused };
+        let entry = Entry { id: NAME_ID, node: 0, holding: Some(holding) };
+        let mut state = State::new(settings);
+        let name = entry.to_string();
+        state.adopt(Found { name: name.clone(), entry, file, going: false });
+        let (capacity, offenders) = (Capacity::of(1024), Offenders::default());
+        let broker = Broker { state, limit: 1 << 40, capacity, reserved: false, own_user: 0, offenders };
+        (broker, name)
+    }
+
+    fn at(seconds: u64) -> Now {
+        Now { ns: seconds * SECOND, since_1970: seconds }
+    }
+
+    fn seen(pages: usize) -> Event<u32> {
+        Event::Seen(NAME_ID, Seen { len: pages * HUGE_PAGE_SIZE, backed: 0, unused: None })
+    }
+
+    #[test]
+    fn a_user_in_a_namespace_releases_only_what_is_his() {
+        // Who asks, on whose account, whose file it is, and whether he may.
+        for (user, account, owner, may) in [
+            (0, 0, 100_005, true),
+            (1000, 1000, 100_005, true),
+            (100_005, 1000, 100_005, true),
+            (100_005, 1000, 1000, false),
+            (100_005, 1000, 100_006, false),
+            (1001, 1001, 1001, false),
+        ] {
+            let (mut broker, name) = broker(Some(1));
+            let asker = Asker { connection: 1, peer: Peer { pid: 1, user, group: user }, account };
+            let actions = broker.handle(Event::Release(asker, name, Some(owner)), at(1));
+            let released = actions.contains(&Action::Released(2 * HUGE_PAGE_SIZE));
+            assert_eq!(released, may, "{user} {account} {owner}");
+        }
+    }
+
+    #[test]
+    fn of_somebody_who_makes_files_larger_again_and_again_it_is_said_once_a_minute() {
+        let (mut broker, _) = broker(Some(1));
+        let said = |actions: &[Action<u32>]| actions.iter().filter(|action| matches!(action, Action::Log(_))).count();
+        let first = broker.handle(seen(3), at(100));
+        assert_eq!((first[0] == Action::Shrink { file: 1, size: 2 * HUGE_PAGE_SIZE }, said(&first)), (true, 1));
+        assert_eq!(said(&broker.handle(seen(3), at(101))), 0);
+        let third = broker.handle(seen(3), at(161));
+        assert!(third.contains(&Action::Shrink { file: 1, size: 0 }) && said(&third) == 1);
+        assert!(third.iter().any(|action| matches!(action, Action::Seize { .. })));
+    }
+
+    #[test]
+    fn a_file_that_grows_and_can_not_be_opened_is_taken_away() {
+        let (mut broker, _) = broker(None);
+        assert!(broker.handle(seen(2), at(1)).is_empty());
+        let actions = broker.handle(seen(9), at(2));
+        assert!(actions.iter().any(|action| matches!(action, Action::Seize { id: NAME_ID, .. })));
+        broker.handle(Event::Seized(NAME_ID, true), at(2));
+        // What he keeps of it by his descriptors is emptied as soon as that is possible.
+        assert_eq!(broker.handle(Event::Opened(NAME_ID, 5), at(40)), [Action::Shrink { file: 5, size: 0 }]);
+    }
 }

@@ -184,6 +184,7 @@ pub fn fill(socket: OwnedFd) -> Result<(), Errno> {
     // What it is at can be done again; whatever else runs here can't.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     let socket = Socket::from(socket);
+    let _ = sched::set_class(0, Class::Idle);
     let mut crew: Option<(u64, Crew<Idle>)> = None;
     let mut room = [0; 64];
     loop {
@@ -195,8 +196,6 @@ pub fn fill(socket: OwnedFd) -> Result<(), Errno> {
         let (Some(order), Some(file)) = (Order::read(&room[..packet.len]), packet.descriptor) else {
             return Err(Errno(libc::EPROTO));
         };
-        // Whoever was in a hurry may have moved it to the ordinary class.
-        let _ = sched::set_class(0, Class::Idle);
         let helpers = crew.as_ref().map(|(helpers, _)| *helpers);
         if helpers != Some(order.helpers) {
             let limit = Some(order.helpers as usize);

@@ -8,6 +8,7 @@ use super::server::Shared;
 use super::state::{Condition, GivenUp, Life, Settings, TakenFile};
 use crate::control::Bucket;
 use crate::sys::mount::MemoryFs;
+use crate::sys::sched::{self, Class};
 use crate::sys::{HUGE_PAGE_SIZE, clock, procfs, shared_file};
 use crate::units::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -224,7 +225,7 @@ impl Keeper {
             broker::NextStep::NodeIsFull(node) => self.wait(&format!("node {node} {NODE_FULL}")),
             broker::NextStep::Fill { node, id } => self.fill(node, id),
             broker::NextStep::Do(actions) => match self.shared.perform(actions).hold {
-                Some(why) => self.wait(why),
+                Some(why) => self.wait(&why),
                 None => Next::Again,
             },
         }
@@ -311,6 +312,8 @@ impl Keeper {
                 }
             }
         }
+        // Before anybody can be in a hurry for this piece, who moves it to the ordinary class.
+        let _ = self.filler.as_ref().map(|filler| sched::set_class(filler.pid(), Class::Idle));
         let (file, offset, len) = {
             let mut broker = self.shared.broker();
             match broker.begin(node, id, len) {
@@ -332,8 +335,14 @@ impl Keeper {
             node: self.shared.node(node).map_or(ANY_NODE, |node| node as u64),
             helpers,
         };
-        // One that is gone is found out when its end is read.
-        let _ = self.filler.as_ref().map(|filler| filler.order(&file, order));
+        if self.filler.as_ref().is_some_and(|filler| filler.order(&file, order).is_err()) {
+            // It is gone, or does not hear: another one is started.
+            self.filler = None;
+            self.shared.filler.store(0, Ordering::Relaxed);
+            self.shared.broker().state.filling = None;
+            self.setback.happened("the filler has ended and is started again", now);
+            return Next::Again;
+        }
         self.piece = Some(Piece { node, id, file, offset, len });
         self.turn = self.turn.wrapping_add(1);
         Next::Wait(LOOK)
@@ -431,6 +440,9 @@ impl Keeper {
         for (id, name, going) in closed {
             if let Some(file) = self.shared.store.open_taken(&name, going) {
                 self.shared.happened(Event::Opened(id, Arc::new(file)));
+            } else if let Some((len, backed)) = self.shared.store.facts(&name, going) {
+                // Its owner keeps it from being opened, but not from being looked at.
+                self.shared.happened(Event::Seen(id, Seen { len, backed, unused: None }));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The server: what clients ask is taken in by the front, and done here; what is to be kept ready, by the keeper.
 
-use super::broker::{Action, Asker, Broker, Event, Handing, Now, Survey, Wish, spread};
+use super::broker::{Action, Asker, Broker, Event, Handing, Now, Offenders, Survey, Wish, spread};
 use super::capacity::Capacity;
 use super::error::Error;
 use super::front::{Connection, Front};
@@ -50,7 +50,7 @@ pub(super) struct Outcome {
     /// What goes with the answer.
     pub file: Option<File>,
     /// Why filling is to be left for a moment.
-    pub hold: Option<&'static str>,
+    pub hold: Option<String>,
 }
 
 impl From<Answer> for Outcome {
@@ -187,8 +187,7 @@ impl Shared {
                         Some(Event::Waits(node, Ready { id, file: Arc::new(file), size, filled: 0, unverified: 0 }))
                     }
                     Err(error) => {
-                        (self.log)(&error.to_string());
-                        outcome.hold = Some("a file could not be made");
+                        outcome.hold = Some(error.to_string());
                         None
                     }
                 }
@@ -293,7 +292,10 @@ impl Shared {
         match request {
             Request::Take { size, node, until } => self.happened(Event::Take(Wish { asker, size, node, until }, None)),
             Request::Release { path } => match self.store.taken_name(Path::new(&path)) {
-                Some(name) => self.happened(Event::Release(asker, name.to_owned())),
+                Some(name) => {
+                    let owner = self.store.owner(name);
+                    self.happened(Event::Release(asker, name.to_owned(), owner))
+                }
                 None => {
                     let message = format!("{path} is not a file that is taken from this pool");
                     Outcome::from(Answer::Error { code: Code::NotFound, message })
@@ -392,7 +394,14 @@ impl Server {
         let capacity = Capacity::of(process::raise_descriptor_limit());
         let reserved = store.kind() == MemoryFs::Hugetlbfs;
         let own_user = store::own_user();
-        let mut broker = Broker { state: State::new(settings), limit, capacity, reserved, own_user };
+        let mut broker = Broker {
+            state: State::new(settings),
+            limit,
+            capacity,
+            reserved,
+            own_user,
+            offenders: Offenders::default(),
+        };
         adopt(&mut broker.state, left, &store);
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(Error::system("making an event descriptor for", &options.directory))?;

@@ -83,7 +83,9 @@ impl Store {
             debug_assert!(found != wanted[0]);
             mount::detach(&mount).map_err(Error::system("unmounting", &mount))?;
         }
-        let room = limit.saturating_mul(ROOM);
+        // And no more than the machine has: what users add to their files until that is seen must not be all of its memory.
+        let machine = procfs::memory_info().map_or(usize::MAX, |memory| memory.total as usize / 16 * 15);
+        let room = limit.saturating_mul(ROOM).min(machine);
         let kind = match found.filter(|found| wanted.contains(found)) {
             Some(kind) => {
                 // Where more is in use than the new limit, the old one stays until that is less.
@@ -119,6 +121,17 @@ impl Store {
     /// Where the taken file of this name is.
     pub fn taken_path(&self, name: &str) -> PathBuf {
         self.path(TAKEN, name)
+    }
+
+    /// Whose the taken file of this name is.
+    pub fn owner(&self, name: &str) -> Option<u32> {
+        std::fs::symlink_metadata(self.taken_path(name)).ok().map(|facts| facts.uid())
+    }
+
+    /// What is known of a taken file that can't be opened: its length and the bytes of memory in it.
+    pub fn facts(&self, name: &str, going: bool) -> Option<(usize, usize)> {
+        let facts = std::fs::symlink_metadata(self.path(if going { GOING } else { TAKEN }, name)).ok()?;
+        Some((facts.len() as usize, facts.blocks() as usize * 512))
     }
 
     /// The name of the taken file at `path`, if that can be one.

@@ -2,7 +2,9 @@
 //! what they like with what they have, and servers that are killed in the middle of everything. After each step the books are compared
 //! with the files.
 
-use super::broker::{Action, Asker, Begun, Broker, Event, Filled, Handing, NextStep, Now, Seen, Survey, Wish};
+use super::broker::{
+    Action, Asker, Begun, Broker, Event, Filled, Handing, NextStep, Now, Offenders, Seen, Survey, Wish,
+};
 use super::capacity::Capacity;
 use super::ledger::{Entry, Holding};
 use super::protocol::{Code, Until};
@@ -96,7 +98,14 @@ fn broker() -> Broker<usize> {
         quotas,
     };
     let capacity = Capacity::of(1024);
-    Broker { state: State::new(settings), limit: LIMIT, capacity, reserved: false, own_user: 99 }
+    Broker {
+        state: State::new(settings),
+        limit: LIMIT,
+        capacity,
+        reserved: false,
+        own_user: 99,
+        offenders: Offenders::default(),
+    }
 }
 
 impl World {
@@ -178,7 +187,7 @@ impl World {
         *worker_of = Worker { asker: Some(asker), ..Worker::default() };
         let event = if self.below(3) == 0 && !taken.is_empty() {
             let name = taken[self.below(taken.len())].clone();
-            Event::Release(asker, name)
+            Event::Release(asker, name, Some(account))
         } else {
             let size = (1 + self.below(12)) * PAGE;
             let node = [None, Some(0), Some(1)][self.below(3)];
@@ -440,13 +449,15 @@ impl World {
             return;
         }
         let event = match taken.file {
-            // Its lease is over.
+            // Its lease goes on, or is over.
             None => {
                 let named = |file: &File| {
                     [Place::Taken(taken.name.clone()), Place::Going(taken.name.clone())].contains(&file.place)
                 };
-                let Some(file) = self.files.iter().position(named) else { return };
-                Event::Opened(id, file)
+                let Some(number) = self.files.iter().position(named) else { return };
+                let file = &self.files[number];
+                let seen = Seen { len: file.len, backed: file.backed + file.grown, unused: None };
+                if self.below(2) == 0 { Event::Seen(id, seen) } else { Event::Opened(id, number) }
             }
             Some(number) => {
                 let file = &self.files[number];

@@ -169,7 +169,7 @@ fn try_it(name: &str) {
 /// What its owner has done to a file while no server was there: the next one starts at once, and counts what was handed out.
 #[test]
 fn a_successor_knows_what_was_handed_out_whatever_became_of_it() {
-    for attack in ["made longer", "emptied", "leased"] {
+    for attack in ["made longer", "emptied", "leased", "made longer and leased"] {
         let place = Place::new("succeeded");
         let Some(server) = serve(place.options(READY)) else { return };
         let mut attacker = Attacker::start(&place, attack);
@@ -182,7 +182,11 @@ fn a_successor_knows_what_was_handed_out_whatever_became_of_it() {
         assert!(before.elapsed() < late(), "{attack}: {:?}", before.elapsed());
         let client = Client::connect(&place.socket()).unwrap();
         assert_eq!(figure(&status(&client), "taken_bytes"), 4 * MIB, "{attack}");
-        if attack != "leased" {
+        if attack == "made longer and leased" {
+            // Nobody can open it before the kernel ends the lease, but it is his no longer.
+            let files = |name: &str| std::fs::read_dir(place.mount().join(name)).unwrap().count();
+            wait_for(&client, "taken away", |_| files("taken") == 0 && files("going") == 1);
+        } else {
             all_is_counted(&place, &client, attack);
         }
         others_are_served(&client, attack);
@@ -562,13 +566,14 @@ fn while_nobody_serves(attack: &str, client: &Client) {
     }
     let taken = take(client, 4 * MIB);
     rest();
+    if attack.starts_with("made longer") {
+        taken.file.set_len(64 * MIB as u64).unwrap();
+        reserve(&taken.file, 0, 64 * MIB);
+    }
     match attack {
-        "made longer" => {
-            taken.file.set_len(64 * MIB as u64).unwrap();
-            reserve(&taken.file, 0, 64 * MIB);
-        }
+        "made longer" => {}
         "emptied" => taken.file.set_len(0).unwrap(),
-        "leased" => {
+        "leased" | "made longer and leased" => {
             let descriptor = taken.file.as_raw_fd();
             // SAFETY: takes no pointers.
             let leased = unsafe { libc::fcntl(descriptor, libc::F_SETLEASE, libc::F_WRLCK) };
