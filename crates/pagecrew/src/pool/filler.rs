@@ -224,7 +224,7 @@ fn fill_part(file: &File, order: Order, crew: &Crew<Idle>) -> Done {
     if len == 0 || !offset.is_multiple_of(HUGE_PAGE_SIZE) || !len.is_multiple_of(HUGE_PAGE_SIZE) {
         return NOTHING;
     }
-    let Ok(mapped) = Mapped::new(file, offset, len) else { return NOTHING };
+    let Ok(mapped) = Mapped::unchanged(file, offset, len) else { return NOTHING };
     let range = mapped.range();
     let node = (order.node != ANY_NODE).then_some(order.node as usize);
     // A preference takes from other nodes rather than from the caches of files on this one.

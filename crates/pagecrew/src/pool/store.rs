@@ -166,7 +166,7 @@ impl Store {
     pub fn prefer(&self, file: &File, node: Option<usize>) {
         let size = file.metadata().map_or(0, |facts| facts.len() as usize);
         if let (Some(node), true) = (node, size > 0)
-            && let Ok(mapped) = Mapped::new(file, 0, size)
+            && let Ok(mapped) = Mapped::unchanged(file, 0, size)
         {
             let _ = numa::prefer(mapped.range(), node);
         }

@@ -22,19 +22,41 @@ impl Mapped {
     /// # Panics
     /// If `len` is 0.
     pub fn new(file: &File, offset: usize, len: usize) -> Result<Mapped, Errno> {
+        Mapped::with(file, offset, len, libc::PROT_READ | libc::PROT_WRITE, 0)
+    }
+
+    /// As [`Mapped::new`], but the mapping changes nothing of the file. On hugetlbfs, mapping what is to be written to makes a file longer that
+    /// ends before that, as one does that was cut meanwhile, and sets huge pages apart for all of it.
+    ///
+    /// # Errors
+    /// `ENOMEM` where there is no address space left.
+    ///
+    /// # Panics
+    /// If `len` is 0.
+    pub fn unchanged(file: &File, offset: usize, len: usize) -> Result<Mapped, Errno> {
+        let mapped = Mapped::with(file, offset, len, libc::PROT_READ, libc::MAP_NORESERVE)?;
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: this object's own mapping, of which nobody else knows yet.
+        if unsafe { libc::mprotect(mapped.range.start as *mut libc::c_void, len, rights) } < 0 {
+            return Err(Errno::last());
+        }
+        Ok(mapped)
+    }
+
+    fn with(file: &File, offset: usize, len: usize, rights: i32, more: i32) -> Result<Mapped, Errno> {
         const ALIGN: usize = super::HUGE_PAGE_SIZE;
         assert!(len > 0);
         // Address space alone, in which there is a range that is aligned as huge pages need it.
         let room = len.checked_add(ALIGN).ok_or(Errno(libc::ENOMEM))?;
         let whole = Range { start: memory::map(room, memory::Protection::None)?, len: room };
         let mapped = Mapped { whole, range: Range { start: whole.start.next_multiple_of(ALIGN), len } };
-        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED | more;
         // SAFETY: replaces a part of a mapping that was made above and that nobody else knows of.
         let address = unsafe {
             libc::mmap(
                 mapped.range.start as *mut libc::c_void,
                 len,
-                libc::PROT_READ | libc::PROT_WRITE,
+                rights,
                 flags,
                 file.as_raw_fd(),
                 offset as libc::off_t,
@@ -116,6 +138,7 @@ const F_SETSIG: i32 = 10;
 mod tests {
     use super::*;
     use crate::sys::HUGE_PAGE_SIZE;
+    use std::os::fd::FromRawFd;
     use std::path::PathBuf;
     use std::time::{Duration, Instant};
 
@@ -142,6 +165,27 @@ mod tests {
         assert_eq!(backed_bytes(&file), Ok(0));
         // SAFETY: as above.
         assert_eq!(unsafe { (mapped.range().start as *const u8).read() }, 0);
+    }
+
+    #[test]
+    fn mapping_a_file_of_reserved_pages_may_leave_it_as_it_is() {
+        // SAFETY: the name is a C string, and the descriptor is this test's own.
+        let file = unsafe {
+            match libc::memfd_create(c"pagecrew".as_ptr(), libc::MFD_HUGETLB | libc::MFD_HUGE_2MB) {
+                // A kernel without them.
+                -1 => return,
+                descriptor => File::from_raw_fd(descriptor),
+            }
+        };
+        file.set_len(2 << 20).unwrap();
+        // No page of this size need be there for that.
+        let mapped = Mapped::unchanged(&file, 0, 8 << 20).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 2 << 20);
+        drop(mapped);
+        // Unlike this.
+        if Mapped::new(&file, 0, 8 << 20).is_ok() {
+            assert_eq!(file.metadata().unwrap().len(), 8 << 20);
+        }
     }
 
     #[test]
