@@ -193,6 +193,32 @@ pool_heap() {
     echo "$said"
 }
 
+# What was promised and is mapped, but not touched, is not kept from others twice.
+pool_promised() {
+    needs python3
+    serve --backing hugetlbfs --size 2M --floor 0 --unused 1h
+    local path more
+    path=$("$pagecrew" pool take --size 40M)
+    python3 - "$path" >"$work/mapped" <<'PYTHON' &
+import mmap, signal, sys
+with open(sys.argv[1], "r+b") as file:
+    memory = mmap.mmap(file.fileno(), 40 << 20)
+print("mapped", flush=True)
+signal.pause()
+PYTHON
+    local mapper=$!
+    until grep -q mapped "$work/mapped"; do
+        kill -0 "$mapper" 2>/dev/null || fail "the file can't be mapped"
+        sleep 0.05
+    done
+    more=$("$pagecrew" pool take --size 80M) || fail "80 MiB of 88 are refused"
+    if "$pagecrew" pool take --size 16M 2>/dev/null; then fail "16 MiB of 8 are promised"; fi
+    kill "$mapper"
+    for path in "$path" "$more"; do "$pagecrew" pool release "$path"; done
+    nothing_taken
+    stop_server
+}
+
 # A file that is handed out while the filler is at it, which then gets nothing: whatever it does about that, it must not do it to what is
 # somebody's by now.
 pool_filling() {
@@ -313,6 +339,7 @@ add pool/qemu 300 pool_qemu_huge tmpfs
 add pool/qemu/hugetlbfs 300 with_huge_pages 160 pool_qemu_huge hugetlbfs
 add pool/heap 300 pool_heap tmpfs
 add pool/heap/hugetlbfs 300 with_huge_pages 200 pool_heap hugetlbfs
+add pool/promised/hugetlbfs 60 with_huge_pages 64 pool_promised
 add pool/filling 600 pool_filling
 add pool/tenants 600 pool_tenants tmpfs "$(scaled 1000)" 16
 add pool/pressure 600 pool_pressure

@@ -135,7 +135,18 @@ impl Shared {
         let backed = |(id, file): &(u64, Arc<File>)| Some((*id, shared_file::backed_bytes(file).ok()?));
         let backed: Vec<(u64, usize)> = state.completing().iter().filter_map(backed).collect();
         state.note_backed(&backed);
-        self.available()
+        self.available() + self.set_apart(state)
+    }
+
+    /// Bytes that the kernel has set apart for taken files: on hugetlbfs it does that as soon as they are mapped, and of these nobody else can have
+    /// any; but they were promised already.
+    fn set_apart(&self, state: &State<Arc<File>>) -> u64 {
+        let MemoryFs::Hugetlbfs = self.store.kind() else { return 0 };
+        let Ok(facts) = rustix::fs::statvfs(self.store.mount()) else { return 0 };
+        let in_mount = (facts.f_blocks.saturating_sub(facts.f_bfree) * facts.f_frsize) as usize;
+        let promised = state.promised();
+        let there = state.ready() + state.being_filled() + state.taken_bytes().saturating_sub(promised);
+        in_mount.saturating_sub(there).min(promised) as u64
     }
 
     /// Does what is to be done about `event`.
