@@ -53,6 +53,9 @@ pub(super) struct Left {
 /// books and still there for a moment, and whoever is promised its place must not find the mount full.
 const ROOM: usize = 2;
 
+/// There is room for so many files more, at a kibibyte of the kernel's memory each.
+const FREE_FILES: u64 = 16 << 10;
+
 const LOCK_ATTEMPTS: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
@@ -126,6 +129,16 @@ impl Store {
     /// Whose the taken file of this name is.
     pub fn owner(&self, name: &str) -> Option<u32> {
         std::fs::symlink_metadata(self.taken_path(name)).ok().map(|facts| facts.uid())
+    }
+
+    /// Sees to it that there is room for more files. Users can use that up with the attributes of theirs, for which tmpfs takes it, too (6.6): the
+    /// kernel charges that memory to them.
+    pub fn keep_room_for_files(&self) {
+        let (MemoryFs::Tmpfs, Ok(facts)) = (self.kind, rustix::fs::statvfs(&self.mount)) else { return };
+        // None of either is no bound.
+        if facts.f_files > 0 && facts.f_ffree < FREE_FILES {
+            let _ = mount::remount(&self.mount, &format!("nr_inodes={}", facts.f_files + 4 * FREE_FILES));
+        }
     }
 
     /// What is known of a taken file that can't be opened: its length and the bytes of memory in it.

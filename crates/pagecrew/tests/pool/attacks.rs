@@ -104,8 +104,10 @@ fn others_are_served(client: &Client, attack: &str) {
 
 type Attack = fn(&Path, &Client);
 
+const ATTRIBUTES: &str = "attributes are written until there is no room for more";
+
 /// The trials: each uses up to its quota, tries to have more, and rests with whatever it has got hold of.
-const ATTACKS: [(&str, Attack); 22] = [
+const ATTACKS: [(&str, Attack); 23] = [
     ("a path descriptor is kept, and opened again when the file was released", path_descriptor),
     ("the mode is changed back all the time while the file is taken away", mode_changed_back),
     ("memory is reserved beyond the end", reserved_beyond_the_end),
@@ -122,6 +124,7 @@ const ATTACKS: [(&str, Attack); 22] = [
     ("the file is left with an io_uring", left_with_a_ring),
     ("an access list lets others open it", access_list),
     ("a lease, a lock of each kind and a watch are put on the file", leases_and_locks),
+    (ATTRIBUTES, attributes),
     ("the lock of the directory is taken", directory_lock),
     ("files that wait are looked for", waiting_files),
     ("connections are made until there are no more, and nothing is read", connections),
@@ -154,6 +157,10 @@ fn try_it(name: &str) {
     let Some(server) = serve(Options { quotas, unused: Duration::ZERO, ..place.options(READY) }) else { return };
     let client = Client::connect(&place.socket()).unwrap();
     wait_until_full(&client);
+    if name == ATTRIBUTES {
+        // By default there is room for an eighth of the machine's memory.
+        rustix::mount::mount_remount(place.mount(), rustix::mount::MountFlags::empty(), "nr_inodes=1000").unwrap();
+    }
     let mut attacker = Attacker::start(&place, name);
     attacker.rested();
     all_is_counted(&place, &client, name);
@@ -488,6 +495,23 @@ fn leases_and_locks(_: &Path, client: &Client) {
     let watched = unsafe { libc::inotify_add_watch(libc::inotify_init1(0), parent.as_ptr(), libc::IN_CREATE) };
     assert_eq!(watched, -1);
     client.release(&taken.path).unwrap();
+    rest();
+}
+
+/// Fills the room that the file system has for names and attributes.
+fn attributes(_: &Path, client: &Client) {
+    let taken = take(client, 2 * MIB);
+    for number in 0..2000 {
+        let written = rustix::fs::fsetxattr(
+            &taken.file,
+            format!("user.{number}"),
+            &[7; 60 << 10],
+            rustix::fs::XattrFlags::empty(),
+        );
+        if written.is_err() {
+            break;
+        }
+    }
     rest();
 }
 
