@@ -2,7 +2,7 @@
 //! there: signals and control groups are seen to by the thread that has started it.
 //!
 //! It has a table of open files of its own. A thread that waits for such a lock can't be ended, not by SIGKILL either, until it has it; with
-//! the process's table it would keep the guards of held groups from seeing that the process is at its end.
+//! the process's table it would keep the guards of held groups from seeing that the process is at its end. (In containers that is refused.)
 
 use super::Job;
 use super::metrics::Board;
@@ -98,15 +98,17 @@ impl Worker {
         let (saying, said) = channel();
         let thread =
             Thread { session, commands: heard, said: saying, shared: shared.clone(), rushes: VecDeque::new(), board };
-        let (parted, has_parted) = channel();
+        let (parted, has_parted) = channel::<()>();
         let builder = std::thread::Builder::new().name("trim".into());
         let run = move || {
-            let _ = parted.send(nix::sched::unshare(CloneFlags::CLONE_FILES));
+            // Refused by the filters of containers, where it goes on with the process's table.
+            let _ = nix::sched::unshare(CloneFlags::CLONE_FILES);
+            drop(parted);
             thread.run();
         };
         builder.spawn(run).map_err(|error| failed(&error))?;
-        // What is opened from here on is not the thread's.
-        has_parted.recv().map_err(|error| failed(&error))?.map_err(|error| failed(&error))?;
+        // What is opened from here on is not the thread's: this ends when the other side is dropped.
+        let _ = has_parted.recv();
         Ok(Worker { commands, said, shared })
     }
 
