@@ -10,6 +10,10 @@ use pagecrew::sys::Errno;
 use pagecrew::sys::clock::{now_ns, thread_cpu_ns};
 use std::os::fd::RawFd;
 
+/// A group that is not held is looked for so often, or more rarely where that takes more than a thousandth of a CPU.
+const RETRY_NS: u64 = 1_000_000_000;
+const RETRY_COSTS: u64 = 1000;
+
 /// The control groups of a job, as far as they are to be held.
 #[derive(Default)]
 pub struct Wards {
@@ -27,6 +31,8 @@ struct Ward {
     relief: Relief,
     /// Whether holding changes the group; somebody may take that over.
     may_change: bool,
+    /// When it is looked for again, while it is not held.
+    retry_ns: u64,
     /// Of the rush that goes on.
     ticket: Option<u64>,
     /// Why it is not held, as it was said last.
@@ -85,7 +91,8 @@ impl Wards {
 
     /// When one of them is to be looked at.
     pub fn next_look_ns(&self) -> Option<u64> {
-        self.wards.iter().filter(|ward| ward.holder.is_some()).map(|ward| ward.relief.next_look_ns()).min()
+        let next = |ward: &Ward| if ward.holder.is_some() { ward.relief.next_look_ns() } else { ward.retry_ns };
+        self.wards.iter().map(next).min()
     }
 
     /// What may tell that one of them is to be looked at sooner.
@@ -101,10 +108,15 @@ impl Wards {
         for ward in &mut self.wards {
             let (begin_ns, now) = (thread_cpu_ns(), now_ns());
             let due = now >= ward.relief.next_look_ns() || (ward.relief.listens(now) && ward.tells(ready));
-            if due && ward.holder.as_ref().is_some_and(Holder::gone) {
-                // Perhaps there is a new one of its name already, which needs to be held from its first moment on.
+            let missing = ward.holder.is_none() && now >= ward.retry_ns;
+            if missing || (due && ward.holder.as_ref().is_some_and(Holder::gone)) {
+                // Perhaps there is a new one of its name, which needs to be held from its first moment on.
                 let result = ward.renew();
                 ward.say_why(result);
+                let cpu_ns = thread_cpu_ns() - begin_ns;
+                worker.charge(cpu_ns);
+                ward.retry_ns = now_ns() + RETRY_NS.max(cpu_ns * RETRY_COSTS);
+                continue;
             }
             let Some(holder) = ward.holder.as_mut().filter(|_| due) else { continue };
             let standing = holder.look();
@@ -142,6 +154,7 @@ impl Ward {
             holder: None,
             relief: Relief::new(1.0),
             may_change: false,
+            retry_ns: 0,
             ticket: None,
             said: None,
         }

@@ -574,8 +574,9 @@ impl<F: Clone> Broker<F> {
     }
 
     /// The owner of a file has made it larger, or has memory reserved beyond its end, which is memory that he was not given: it goes back,
-    /// and the file is taken away from whoever does it again and again. Root, who may have all of the machine's memory, has it counted. Where its owner keeps it from being opened as well, it is taken away at once, so that he can't go on with that, and emptied
-    /// as soon as it can be opened: that the kernel bounds (`fs.lease-break-time`).
+    /// and the file is taken away from whoever does it again and again. Root, who may have all of the machine's memory, has it counted. Where
+    /// its owner keeps it from being opened as well, it is taken away at once, so that he can't go on with that, and emptied as soon as it can
+    /// be opened: that the kernel bounds (`fs.lease-break-time`).
     fn excess(&mut self, id: u64, seen: Seen, now: Now) -> Vec<Action<F>> {
         let Some(taken) = self.state.taken.get_mut(&id) else { return Vec::new() };
         let (user, size) = (taken.user, taken.size);
@@ -700,7 +701,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    const NAME_ID: u64 = 7;
+    const ID: u64 = 7;
     const SECOND: u64 = 1_000_000_000;
 
     /// A pool with one taken file of two huge pages, on user 1000's account.
@@ -715,7 +716,7 @@ mod tests {
             quotas: Quotas::default(),
         };
         let holding = Holding { size: 2 * HUGE_PAGE_SIZE, user: 1000, since: 0, until: Until::Unused };
-        let entry = Entry { id: NAME_ID, node: 0, holding: Some(holding) };
+        let entry = Entry { id: ID, node: 0, holding: Some(holding) };
         let mut state = State::new(settings);
         let name = entry.to_string();
         state.adopt(Found { name: name.clone(), entry, file, going: false });
@@ -729,7 +730,7 @@ mod tests {
     }
 
     fn seen(pages: usize) -> Event<u32> {
-        Event::Seen(NAME_ID, Seen { len: pages * HUGE_PAGE_SIZE, backed: 0, unused: None })
+        Event::Seen(ID, Seen { len: pages * HUGE_PAGE_SIZE, backed: 0, unused: None })
     }
 
     #[test]
@@ -768,9 +769,9 @@ mod tests {
         let (mut broker, _) = broker(None);
         assert!(broker.handle(seen(2), at(1)).is_empty());
         let actions = broker.handle(seen(9), at(2));
-        assert!(actions.iter().any(|action| matches!(action, Action::Seize { id: NAME_ID, .. })));
-        broker.handle(Event::Seized(NAME_ID, true), at(2));
+        assert!(actions.iter().any(|action| matches!(action, Action::Seize { id: ID, .. })));
+        broker.handle(Event::Seized(ID, true), at(2));
         // What he keeps of it by his descriptors is emptied as soon as that is possible.
-        assert_eq!(broker.handle(Event::Opened(NAME_ID, 5), at(40)), [Action::Shrink { file: 5, size: 0 }]);
+        assert_eq!(broker.handle(Event::Opened(ID, 5), at(40)), [Action::Shrink { file: 5, size: 0 }]);
     }
 }
