@@ -136,9 +136,7 @@ impl Guard {
             Ok(guard)
         }
     }
-}
 
-impl Guard {
     /// Whether it lives: it keeps its side of the line open, and says nothing.
     pub fn lives(&self) -> bool {
         let mut byte = [0u8];

@@ -696,28 +696,17 @@ pub(super) fn spread(size: usize, nodes: &[usize]) -> BTreeMap<usize, usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::quota::Quotas;
     use super::super::state::Settings;
     use super::*;
-    use std::time::Duration;
 
     const ID: u64 = 7;
     const SECOND: u64 = 1_000_000_000;
 
     /// A pool with one taken file of two huge pages, on user 1000's account.
     fn broker(file: Option<u32>) -> (Broker<u32>, String) {
-        let settings = Settings {
-            sizes: BTreeMap::from([(0, 0)]),
-            files: BTreeMap::new(),
-            cpu: 1.0,
-            floor: 0,
-            below_floor: false,
-            unused: Duration::ZERO,
-            quotas: Quotas::default(),
-        };
         let holding = Holding { size: 2 * HUGE_PAGE_SIZE, user: 1000, since: 0, until: Until::Unused };
         let entry = Entry { id: ID, node: 0, holding: Some(holding) };
-        let mut state = State::new(settings);
+        let mut state = State::new(Settings::plain(BTreeMap::from([(0, 0)])));
         let name = entry.to_string();
         state.adopt(Found { name: name.clone(), entry, file, going: false });
         let (capacity, offenders) = (Capacity::of(1024), Offenders::default());

@@ -373,20 +373,28 @@ impl<F: Clone> State<F> {
 pub(super) struct Refusal(pub Code, pub String);
 
 #[cfg(test)]
-mod tests {
-    use super::super::protocol::Until;
-    use super::*;
-
-    fn state(nodes: usize, pages: usize) -> State<()> {
-        State::new(Settings {
-            sizes: (0..nodes).map(|node| (node, pages * HUGE_PAGE_SIZE)).collect(),
+impl Settings {
+    /// So much on each node, and no bounds.
+    pub fn plain(sizes: BTreeMap<usize, usize>) -> Settings {
+        Settings {
+            sizes,
             files: BTreeMap::new(),
             cpu: 1.0,
             floor: 0,
             below_floor: false,
             unused: Duration::ZERO,
             quotas: Quotas::default(),
-        })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::protocol::Until;
+    use super::*;
+
+    fn state(nodes: usize, pages: usize) -> State<()> {
+        State::new(Settings::plain((0..nodes).map(|node| (node, pages * HUGE_PAGE_SIZE)).collect()))
     }
 
     /// A file of `user`'s, as a former server left it.

@@ -89,13 +89,10 @@ struct World {
 fn broker() -> Broker<usize> {
     let quotas = Quotas { users: (1..USERS).map(|user| (user, quota(user))).collect(), ..Quotas::default() };
     let settings = Settings {
-        sizes: BTreeMap::from([(0, 16 * PAGE), (1, 8 * PAGE)]),
-        files: BTreeMap::new(),
-        cpu: 1.0,
         floor: 4 * PAGE as u64,
-        below_floor: false,
         unused: UNUSED,
         quotas,
+        ..Settings::plain(BTreeMap::from([(0, 16 * PAGE), (1, 8 * PAGE)]))
     };
     let capacity = Capacity::of(1024);
     Broker {
