@@ -333,7 +333,7 @@ class Trial:
     def books(self):
         """Who has how much: by the names of files, by what the server says, and by the kernel all together, with what it may be."""
         names = collections.Counter()
-        for place in ("taken", "going"):
+        for place in ("taken",):
             for name in os.listdir(os.path.join(self.directory, "mem", place)):
                 _, _, size, user, _, _ = name.split("-")
                 names[int(user[1:])] += int(size)

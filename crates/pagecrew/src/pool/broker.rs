@@ -20,6 +20,8 @@ use std::collections::BTreeMap;
 
 /// A taken file that was found too large so often is taken away.
 const OFFENCES: u32 = 3;
+/// Who has more than was handed out to him at so many looks in a row loses all of it.
+const BEYOND_LOOKS: u32 = 3;
 
 /// The time.
 #[derive(Debug, Clone, Copy, Default)]
@@ -78,6 +80,8 @@ pub(super) struct Seen {
     pub len: usize,
     /// Bytes of memory in it, beyond its end included.
     pub backed: usize,
+    /// Whether it is its owner's no longer: a former server's errand may come to its end under this one.
+    pub seized: bool,
     /// Whether nobody but the server has it open; `None` where that was not asked.
     pub unused: Option<bool>,
 }
@@ -152,8 +156,9 @@ pub(super) enum Action<F> {
     Boost,
     /// Make a file its client's. [`Event::HandedOut`], [`Event::NotHandedOut`]
     HandOut(Handing<F>),
-    /// Take a file from its owner: nobody can open it any more. [`Event::Seized`]
+    /// Take a file that is on this account from its owner: nobody can open it any more. That may take as long as he likes. [`Event::Seized`]
     Seize {
+        user: u32,
         id: u64,
         name: String,
     },
@@ -163,9 +168,10 @@ pub(super) enum Action<F> {
         name: String,
         file: F,
     },
-    /// Take from a file what it has beyond so many bytes.
+    /// Take from a file that is on this account what it has beyond so many bytes. That may take as long as its owner likes.
     Shrink {
-        file: F,
+        user: u32,
+        name: String,
         size: usize,
     },
     /// The client gets his file.
@@ -238,22 +244,58 @@ pub(super) struct Broker<F> {
     pub offenders: Offenders,
 }
 
-/// Of each user it is said once in a while what he does, whatever he does.
+/// Users who have made files larger.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Offenders(BTreeMap<u32, u64>);
+pub(super) struct Offenders(BTreeMap<u32, Offender>);
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Offender {
+    /// When something was last said of him.
+    said_ns: Option<u64>,
+    /// At how many looks in a row he had more than was handed out to him, and when that was so.
+    looks: u32,
+    beyond_ns: u64,
+    seen_ns: u64,
+}
 
 impl Offenders {
     const PAUSE_NS: u64 = 60_000_000_000;
+    /// Looks that are further apart are not in a row, and what is nearer together is one look at several files.
+    const APART_NS: u64 = 1_000_000_000;
+    const TOGETHER_NS: u64 = 100_000_000;
 
-    /// Whether something is to be said of `user` now.
+    fn of(&mut self, user: u32, now_ns: u64) -> &mut Offender {
+        self.0.retain(|_, offender| now_ns.saturating_sub(offender.seen_ns) < Offenders::PAUSE_NS);
+        let offender = self.0.entry(user).or_default();
+        offender.seen_ns = now_ns;
+        offender
+    }
+
+    /// Whether something is to be said of `user` now: once in a while, whatever he does.
     fn may_say(&mut self, user: u32, now_ns: u64) -> bool {
-        self.0.retain(|_, said_ns| now_ns.saturating_sub(*said_ns) < Offenders::PAUSE_NS);
-        if self.0.contains_key(&user) {
+        let offender = self.of(user, now_ns);
+        let quiet = offender.said_ns.is_some_and(|said| now_ns.saturating_sub(said) < Offenders::PAUSE_NS);
+        if !quiet {
+            offender.said_ns = Some(now_ns);
+        }
+        !quiet
+    }
+
+    /// `user` has more than was handed out to him. Returns whether that is so at [`BEYOND_LOOKS`] looks in a row or more, once at each.
+    fn goes_on(&mut self, user: u32, now_ns: u64) -> bool {
+        let offender = self.of(user, now_ns);
+        let since = now_ns.saturating_sub(offender.beyond_ns);
+        if offender.looks > 0 && since < Offenders::TOGETHER_NS {
             return false;
         }
-        self.0.insert(user, now_ns);
-        true
+        offender.looks = if since > Offenders::APART_NS { 1 } else { offender.looks + 1 };
+        offender.beyond_ns = now_ns;
+        offender.looks >= BEYOND_LOOKS
     }
+}
+
+fn shrink<F>(taken: &TakenFile<F>, size: usize) -> Action<F> {
+    Action::Shrink { user: taken.user, name: taken.name.clone(), size }
 }
 
 fn refuse<F>(code: Code, message: impl ToString) -> Vec<Action<F>> {
@@ -280,9 +322,9 @@ impl<F: Clone> Broker<F> {
             Event::Found(found) => self.found(found),
             Event::Opened(id, file) => {
                 let Some(taken) = self.state.taken.get_mut(&id) else { return Vec::new() };
-                let file = taken.file.get_or_insert(file).clone();
+                taken.file.get_or_insert(file);
                 // What was added to it while it could not be opened.
-                if taken.offences >= OFFENCES { vec![Action::Shrink { file, size: 0 }] } else { Vec::new() }
+                if taken.offences >= OFFENCES { vec![shrink(taken, 0)] } else { Vec::new() }
             }
             Event::Seized(id, done) => self.seized(id, done),
             Event::TakenBack(id) => {
@@ -362,8 +404,9 @@ impl<F: Clone> Broker<F> {
         let entry = Entry { id, node, holding: Some(Holding { size, user: account, since, until }) };
         let life = Life::Arriving((until == Until::Closed).then_some(connection));
         let (name, promised) = (entry.to_string(), size - ready);
+        let file_of = file.clone();
         let taken =
-            TakenFile { file: file.clone(), name, size, user: account, since, node, life, offences: 0, promised };
+            TakenFile { file: file_of, name, size, user: account, since, node, life, offences: 0, backed: 0, promised };
         self.state.taken.insert(id, taken);
         actions.extend(self.boost(id));
         // What was given up is free before the taker needs it.
@@ -492,7 +535,7 @@ impl<F: Clone> Broker<F> {
     fn let_go(&mut self, id: u64) -> Option<Action<F>> {
         let taken = self.state.taken.get_mut(&id).filter(|taken| !matches!(taken.life, Life::Leaving | Life::Going))?;
         taken.life = Life::Leaving;
-        Some(Action::Seize { id, name: taken.name.clone() })
+        Some(Action::Seize { user: taken.user, id, name: taken.name.clone() })
     }
 
     fn seized(&mut self, id: u64, done: bool) -> Vec<Action<F>> {
@@ -553,10 +596,14 @@ impl<F: Clone> Broker<F> {
     /// A taken file that has more than its owner was given is put back, and one that nobody has any more goes.
     fn seen(&mut self, id: u64, seen: Seen, now: Now) -> Vec<Action<F>> {
         let unused_ns = self.state.settings.unused.as_nanos() as u64;
+        self.state.note_memory(id, seen.backed);
         let Some(taken) = self.state.taken.get(&id).filter(|taken| taken.is_settled()) else { return Vec::new() };
         let within = seen.len <= taken.size && seen.backed <= taken.size;
         let mut actions = if within { Vec::new() } else { self.excess(id, seen, now) };
         let Some(taken) = self.state.taken.get_mut(&id) else { return actions };
+        if seen.seized && matches!(taken.life, Life::Path(_) | Life::Unseized) {
+            taken.life = Life::Going;
+        }
         match (taken.life, seen.unused) {
             (Life::Going, _) => actions.extend(self.take_back(id)),
             (Life::Unseized, _) => actions.extend(self.let_go(id)),
@@ -577,6 +624,9 @@ impl<F: Clone> Broker<F> {
     /// and the file is taken away from whoever does it again and again. Root, who may have all of the machine's memory, has it counted. Where
     /// its owner keeps it from being opened as well, it is taken away at once, so that he can't go on with that, and emptied as soon as it can
     /// be opened: that the kernel bounds (`fs.lease-break-time`).
+    ///
+    /// Whoever has more than all of his files were given, with one file after the other if need be, at [`BEYOND_LOOKS`] looks in a row loses all
+    /// of them: nothing else keeps him to what he was given.
     fn excess(&mut self, id: u64, seen: Seen, now: Now) -> Vec<Action<F>> {
         let Some(taken) = self.state.taken.get_mut(&id) else { return Vec::new() };
         let (user, size) = (taken.user, taken.size);
@@ -587,10 +637,19 @@ impl<F: Clone> Broker<F> {
         let again = taken.offences >= OFFENCES;
         taken.offences = if taken.file.is_some() { taken.offences.saturating_add(1) } else { OFFENCES };
         let gone = taken.offences >= OFFENCES;
-        let shrink = taken.file.clone().map(|file| Action::Shrink { file, size: if gone { 0 } else { size } });
-        let mut actions: Vec<_> = shrink.into_iter().collect();
+        let can_open = taken.file.is_some();
+        let mut actions: Vec<_> = can_open.then(|| shrink(taken, if gone { 0 } else { size })).into_iter().collect();
         if gone {
             actions.extend(self.let_go(id));
+        }
+        if self.state.is_beyond(user) && self.offenders.goes_on(user, now.ns) {
+            let taken = self.take_all(user);
+            if taken.iter().any(|action| matches!(action, Action::Seize { .. })) {
+                actions.push(Action::Log(format!(
+                    "user {user} goes on having more than was handed out to him: all of his files are taken away"
+                )));
+            }
+            actions.extend(taken);
         }
         // Whoever never stops, or does it with many files, is not to fill the log.
         if !again && self.offenders.may_say(user, now.ns) {
@@ -598,6 +657,21 @@ impl<F: Clone> Broker<F> {
                 "user {user} has made files larger than they were handed out: they are put back to their size, and taken away after {OFFENCES} times"
             )));
         }
+        actions
+    }
+
+    /// Takes all files of a user away.
+    fn take_all(&mut self, user: u32) -> Vec<Action<F>> {
+        let settled = |(_, taken): &(&u64, &mut TakenFile<F>)| taken.user == user && taken.is_settled();
+        let mut ids = Vec::new();
+        let mut actions: Vec<_> = (self.state.taken.iter_mut().filter(settled))
+            .map(|(&id, taken)| {
+                ids.push(id);
+                taken.offences = OFFENCES;
+                shrink(taken, 0)
+            })
+            .collect();
+        actions.extend(ids.into_iter().flat_map(|id| self.let_go(id)));
         actions
     }
 
@@ -719,7 +793,7 @@ mod tests {
     }
 
     fn seen(pages: usize) -> Event<u32> {
-        Event::Seen(ID, Seen { len: pages * HUGE_PAGE_SIZE, backed: 0, unused: None })
+        Event::Seen(ID, Seen { len: pages * HUGE_PAGE_SIZE, backed: 0, seized: false, unused: None })
     }
 
     #[test]
@@ -741,15 +815,19 @@ mod tests {
         }
     }
 
+    fn is_shrunk(action: &Action<u32>) -> Option<usize> {
+        if let Action::Shrink { size, .. } = action { Some(*size) } else { None }
+    }
+
     #[test]
     fn of_somebody_who_makes_files_larger_again_and_again_it_is_said_once_a_minute() {
         let (mut broker, _) = broker(Some(1));
         let said = |actions: &[Action<u32>]| actions.iter().filter(|action| matches!(action, Action::Log(_))).count();
         let first = broker.handle(seen(3), at(100));
-        assert_eq!((first[0] == Action::Shrink { file: 1, size: 2 * HUGE_PAGE_SIZE }, said(&first)), (true, 1));
+        assert_eq!((is_shrunk(&first[0]), said(&first)), (Some(2 * HUGE_PAGE_SIZE), 1));
         assert_eq!(said(&broker.handle(seen(3), at(101))), 0);
         let third = broker.handle(seen(3), at(161));
-        assert!(third.contains(&Action::Shrink { file: 1, size: 0 }) && said(&third) == 1);
+        assert!(is_shrunk(&third[0]) == Some(0) && said(&third) == 1);
         assert!(third.iter().any(|action| matches!(action, Action::Seize { .. })));
     }
 
@@ -761,6 +839,41 @@ mod tests {
         assert!(actions.iter().any(|action| matches!(action, Action::Seize { id: ID, .. })));
         broker.handle(Event::Seized(ID, true), at(2));
         // What he keeps of it by his descriptors is emptied as soon as that is possible.
-        assert_eq!(broker.handle(Event::Opened(ID, 5), at(40)), [Action::Shrink { file: 5, size: 0 }]);
+        let opened = broker.handle(Event::Opened(ID, 5), at(40));
+        assert_eq!((opened.len(), is_shrunk(&opened[0])), (1, Some(0)));
+    }
+
+    /// So many files of two huge pages each, which a look every quarter of a second finds at `pages(file, look)` of memory.
+    fn looked_at(files: u64, looks: u64, pages: impl Fn(u64, u64) -> usize) -> Broker<u32> {
+        let (mut broker, _) = broker(Some(1));
+        for id in ID + 1..ID + files {
+            let holding = Holding { size: 2 * HUGE_PAGE_SIZE, user: 1000, since: 0, until: Until::Unused };
+            let entry = Entry { id, node: 0, holding: Some(holding) };
+            broker.state.adopt(Found { name: entry.to_string(), entry, file: Some(1), going: false });
+        }
+        for look in 0..looks {
+            for file in 0..files {
+                let backed = pages(file, look) * HUGE_PAGE_SIZE;
+                let now = Now { ns: SECOND + look * SECOND / 4 + file * 1000, since_1970: 1 };
+                broker.handle(Event::Seen(ID + file, Seen { len: backed, backed, seized: false, unused: None }), now);
+            }
+        }
+        broker
+    }
+
+    fn settled(broker: &Broker<u32>) -> usize {
+        broker.state.taken.values().filter(|taken| taken.is_settled()).count()
+    }
+
+    #[test]
+    fn whoever_goes_on_with_one_file_after_the_other_loses_all_within_a_second() {
+        // The first is larger at the first look, and put back then; the second at the second.
+        assert_eq!(settled(&looked_at(20, 2, |file, look| if file == look { 60 } else { 2 })), 20);
+        assert_eq!(settled(&looked_at(20, 3, |file, look| if file == look { 60 } else { 2 })), 0);
+        // With pauses of more than a second he keeps them, and as long as all together have no more than they were given.
+        assert_eq!(settled(&looked_at(20, 60, |file, look| if file * 6 == look { 60 } else { 2 })), 20);
+        assert_eq!(settled(&looked_at(20, 20, |file, look| if file == look { 30 } else { 0 })), 20);
+        // Nor does he lose anything whose machines have all a wrong size from the beginning.
+        assert_eq!(settled(&looked_at(20, 3, |_, look| if look == 0 { 3 } else { 2 })), 20);
     }
 }

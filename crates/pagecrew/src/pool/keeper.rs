@@ -6,6 +6,7 @@ use super::gate::{self, Decision, Gate, Readings};
 use super::rest::Rest;
 use super::server::Shared;
 use super::state::{Condition, GivenUp, Life, Settings, TakenFile};
+use super::store;
 use crate::control::Bucket;
 use crate::sys::mount::MemoryFs;
 use crate::sys::sched::{self, Class};
@@ -14,7 +15,7 @@ use crate::units::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -409,6 +410,9 @@ impl Keeper {
     /// Lets those go that nobody has any more, and takes back what their owners have added to them. Whether somebody has a file open is
     /// asked of `all`, or of those that are going.
     fn look_at_taken(&self, all: bool) {
+        for (id, done) in self.shared.errands.late() {
+            self.shared.happened(Event::Seized(id, done));
+        }
         if all {
             self.shared.store.keep_room_for_files();
             self.find_strays();
@@ -425,9 +429,8 @@ impl Keeper {
             let Ok(facts) = file.metadata() else { continue };
             // Where the kernel can't tell, it stays until it is released.
             let unused = asked.then(|| shared_file::unused_by_others(&file).unwrap_or(false));
-            let seen = Seen { len: facts.len() as usize, backed: facts.blocks() as usize * 512, unused };
             drop(file);
-            self.shared.happened(Event::Seen(id, seen));
+            self.shared.happened(Event::Seen(id, seen(&facts, unused)));
         }
     }
 
@@ -435,27 +438,23 @@ impl Keeper {
     fn open_the_rest(&self) {
         let closed = |(id, taken): (&u64, &TakenFile<Arc<File>>)| {
             let closed = taken.file.is_none() && taken.is_settled();
-            closed.then(|| (*id, taken.name.clone(), taken.life == Life::Going))
+            closed.then(|| (*id, taken.name.clone()))
         };
         let closed: Vec<_> = self.shared.broker().state.taken.iter().filter_map(closed).collect();
-        for (id, name, going) in closed {
-            if let Some(file) = self.shared.store.open_taken(&name, going) {
+        for (id, name) in closed {
+            if let Some(file) = self.shared.store.open_taken(&name) {
                 self.shared.happened(Event::Opened(id, Arc::new(file)));
-            } else if let Some((len, backed)) = self.shared.store.facts(&name, going) {
+            } else if let Some(facts) = self.shared.store.facts(&name) {
                 // Its owner keeps it from being opened, but not from being looked at.
-                self.shared.happened(Event::Seen(id, Seen { len, backed, unused: None }));
+                self.shared.happened(Event::Seen(id, seen(&facts, None)));
             }
         }
     }
 
     /// Takes files among the taken ones in that nobody handed out.
     fn find_strays(&self) {
-        let strays = {
-            // With the books locked: an entry goes only after its name.
-            let broker = self.shared.broker();
-            self.shared.store.taken_besides(|name| broker.state.knows(name))
-        };
-        for mut found in strays {
+        // An entry goes only after its name, so what is not known any more is not found any more.
+        for mut found in self.shared.store.taken_besides(|name| self.shared.broker().state.knows(name)) {
             let Some(holding) = &mut found.entry.holding else { continue };
             if let Some(facts) = found.file.as_ref().and_then(|file| file.metadata().ok()) {
                 (holding.size, holding.user) = (facts.len() as usize, facts.uid());
@@ -463,6 +462,11 @@ impl Keeper {
             self.shared.happened(Event::Found(found));
         }
     }
+}
+
+fn seen(facts: &Metadata, unused: Option<bool>) -> Seen {
+    let (len, backed) = (facts.len() as usize, facts.blocks() as usize * 512);
+    Seen { len, backed, seized: store::is_seized(facts), unused }
 }
 
 /// Bytes that may be filled on a node, whole huge pages; what the kernel does not say is no limit.

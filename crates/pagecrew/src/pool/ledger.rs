@@ -7,7 +7,6 @@
 //! ```text
 //!     ready/0123456789abcdef-n0                                       waits
 //!     taken/0123456789abcdef-n0-33554432-u1000-t1750000000-unused     user 1000 has it since that second, and until nobody has had it open for a while
-//!     going/0123456789abcdef-n0-33554432-u1000-t1750000000-unused     was released; counted as the user's until nothing is left of it
 //! ```
 
 use super::protocol::Until;

@@ -20,6 +20,7 @@ mod capacity;
 mod client;
 mod completion;
 pub mod demand;
+mod errands;
 mod error;
 mod filler;
 mod front;

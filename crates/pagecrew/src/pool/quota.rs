@@ -190,6 +190,11 @@ impl Accounts {
         }
     }
 
+    /// Bytes that are put down to `user`.
+    pub fn bytes(&self, user: u32) -> usize {
+        self.users().find(|(number, ..)| *number == user).map_or(0, |(_, bytes, _)| bytes)
+    }
+
     /// Everybody who has something: the user, bytes, and files.
     pub fn users(&self) -> impl Iterator<Item = (u32, usize, usize)> {
         self.0.iter().map(|(&user, account)| (user, account.bytes, account.files))

@@ -2,6 +2,7 @@
 
 use super::broker::{Action, Asker, Broker, Event, Handing, Now, Offenders, Survey, Wish, spread};
 use super::capacity::Capacity;
+use super::errands::Errands;
 use super::error::Error;
 use super::front::{Connection, Front};
 use super::gate;
@@ -35,6 +36,7 @@ pub(super) struct Shared {
     /// Whether the machine has nodes to choose from.
     pub several_nodes: bool,
     broker: Mutex<Broker<Arc<File>>>,
+    pub errands: Errands,
     /// The keeper sleeps on it.
     wake: OwnedFd,
     pub stop: AtomicBool,
@@ -149,7 +151,13 @@ impl Shared {
         in_mount.saturating_sub(there).min(promised) as u64
     }
 
-    /// Does what is to be done about `event`.
+    /// Does what is to be done about `event`, which a client has caused, and waits a moment for what he may hold up.
+    fn asked(&self, event: Event<Arc<File>>) -> Outcome {
+        let actions = self.broker().handle(event, now());
+        self.perform_all(actions, true)
+    }
+
+    /// Does what is to be done about `event`, and waits for nobody.
     pub fn happened(&self, event: Event<Arc<File>>) -> Outcome {
         let actions = self.broker().handle(event, now());
         self.perform(actions)
@@ -157,17 +165,21 @@ impl Shared {
 
     /// Performs `actions`, and what follows from each before the next one.
     pub fn perform(&self, actions: Vec<Action<Arc<File>>>) -> Outcome {
+        self.perform_all(actions, false)
+    }
+
+    fn perform_all(&self, actions: Vec<Action<Arc<File>>>, waits: bool) -> Outcome {
         let mut outcome = Outcome::default();
         let mut actions = VecDeque::from(actions);
         while let Some(action) = actions.pop_front() {
-            let follow = self.perform_one(action, &mut outcome);
+            let follow = self.perform_one(action, waits, &mut outcome);
             follow.into_iter().rev().for_each(|action| actions.push_front(action));
         }
         outcome
     }
 
     /// Performs an action. Returns what follows from what came of it.
-    fn perform_one(&self, action: Action<Arc<File>>, outcome: &mut Outcome) -> Vec<Action<Arc<File>>> {
+    fn perform_one(&self, action: Action<Arc<File>>, waits: bool, outcome: &mut Outcome) -> Vec<Action<Arc<File>>> {
         let event = match action {
             Action::Survey(wish) => {
                 let id = match self.store.new_id() {
@@ -218,11 +230,16 @@ impl Shared {
                 None
             }
             Action::HandOut(handing) => Some(self.hand_out(handing, outcome)),
-            Action::Seize { id, name } => Some(Event::Seized(id, self.store.seize(&name).is_ok())),
+            Action::Seize { user, id, name } => {
+                let path = self.store.taken_path(&name);
+                let seized = self.errands.run(user, id, waits, move || store::seize(&path));
+                // Or the keeper hears of it.
+                seized.map(|done| Event::Seized(id, done))
+            }
             Action::TakeBack { id, name, file } => self.store.take_back(&name, &file).then_some(Event::TakenBack(id)),
-            Action::Shrink { file, size } => {
-                let _ = file.set_len(size as u64);
-                let _ = shared_file::punch_from(&file, size);
+            Action::Shrink { user, name, size } => {
+                let path = self.store.taken_path(&name);
+                self.errands.send(user, move || store::shrink(&path, size));
                 None
             }
             Action::Give { name, node, size, ready } => {
@@ -301,18 +318,18 @@ impl Shared {
         let Connection { number, peer, account, .. } = *connection;
         let asker = Asker { connection: number, peer, account };
         match request {
-            Request::Take { size, node, until } => self.happened(Event::Take(Wish { asker, size, node, until }, None)),
+            Request::Take { size, node, until } => self.asked(Event::Take(Wish { asker, size, node, until }, None)),
             Request::Release { path } => match self.store.taken_name(Path::new(&path)) {
                 Some(name) => {
                     let owner = self.store.owner(name);
-                    self.happened(Event::Release(asker, name.to_owned(), owner))
+                    self.asked(Event::Release(asker, name.to_owned(), owner))
                 }
                 None => {
                     let message = format!("{path} is not a file that is taken from this pool");
                     Outcome::from(Answer::Error { code: Code::NotFound, message })
                 }
             },
-            Request::Resize { size, node } => self.happened(Event::Resize { peer, size, node }),
+            Request::Resize { size, node } => self.asked(Event::Resize { peer, size, node }),
             Request::Status => {
                 let all = peer.user == 0 || peer.user == store::own_user();
                 Outcome::from(Answer::Status { json: self.status((!all).then_some(account)).json() })
@@ -325,7 +342,7 @@ impl Shared {
         if let Answer::Taken { path, .. } = answer
             && let Some(entry) = self.store.taken_name(Path::new(path)).and_then(Entry::read)
         {
-            self.happened(Event::Unheard(entry.id));
+            self.asked(Event::Unheard(entry.id));
             self.wake_keeper();
         }
     }
@@ -337,7 +354,7 @@ impl Shared {
 
     /// Takes back what a connection has held that its client has left.
     pub fn left(&self, connection: u64) {
-        self.happened(Event::Left(connection));
+        self.asked(Event::Left(connection));
         self.wake_keeper();
     }
 }
@@ -424,6 +441,7 @@ impl Server {
             capacity,
             several_nodes: nodes.len() > 1,
             broker: Mutex::new(broker),
+            errands: Errands::default(),
             wake,
             stop: AtomicBool::new(false),
             filler: AtomicI32::new(0),

@@ -63,6 +63,8 @@ pub(super) struct TakenFile<F> {
     pub life: Life,
     /// How often it was found larger than it was when it was handed out.
     pub offences: u32,
+    /// Bytes of memory in it when it was last looked at.
+    pub backed: usize,
     /// Bytes that were promised with it, and that its taker has not touched yet, as far as was seen.
     pub promised: usize,
 }
@@ -185,6 +187,8 @@ pub(super) struct State<F> {
     pub nodes: BTreeMap<usize, Node<F>>,
     pub taken: BTreeMap<u64, TakenFile<F>>,
     pub accounts: Accounts,
+    /// Bytes of memory in each user's taken files, when they were last looked at.
+    backed: BTreeMap<u32, usize>,
     pub condition: Condition,
     pub counters: Counters,
     /// What the filler is at.
@@ -202,6 +206,7 @@ impl<F: Clone> State<F> {
             nodes,
             taken: BTreeMap::new(),
             accounts: Accounts::new(),
+            backed: BTreeMap::new(),
             condition: Condition::Filling,
             counters: Counters::default(),
             filling: None,
@@ -337,11 +342,10 @@ impl<F: Clone> State<F> {
         let Some(Holding { size, user, since, .. }) = holding else { return };
         // The connection that a file was to stay for has ended with the former server.
         let life = if going { Life::Going } else { Life::Path(None) };
-        let taken = TakenFile { file, name, size, user, since, node, life, offences: 0, promised: 0 };
-        if let Some(before) = self.taken.insert(id, taken) {
-            // Twice the same name, in two places: root has made one of them.
-            self.accounts.refund(before.user, before.size);
-        }
+        let taken = TakenFile { file, name, size, user, since, node, life, offences: 0, backed: 0, promised: 0 };
+        // Twice the same number: root has made one of them.
+        self.forget(id);
+        self.taken.insert(id, taken);
         self.accounts.put_down(user, size);
     }
 
@@ -354,6 +358,19 @@ impl<F: Clone> State<F> {
         }
     }
 
+    /// Notes that a taken file has so much memory.
+    pub fn note_memory(&mut self, id: u64, backed: usize) {
+        let Some(taken) = self.taken.get_mut(&id) else { return };
+        let sum = self.backed.entry(taken.user).or_default();
+        *sum = (*sum - taken.backed).saturating_add(backed);
+        taken.backed = backed;
+    }
+
+    /// Whether a user's files have more memory than was handed out with all of them, as far as was seen.
+    pub fn is_beyond(&self, user: u32) -> bool {
+        self.backed.get(&user).is_some_and(|&backed| backed > self.accounts.bytes(user))
+    }
+
     /// Whether the file of this name is known.
     pub fn knows(&self, name: &str) -> bool {
         let entry = Entry::read(name).and_then(|entry| self.taken.get(&entry.id));
@@ -362,7 +379,11 @@ impl<F: Clone> State<F> {
 
     /// Takes the entry of a taken file out, which is its user's no longer.
     pub fn forget(&mut self, id: u64) -> Option<TakenFile<F>> {
+        self.note_memory(id, 0);
         let taken = self.taken.remove(&id)?;
+        if self.backed.get(&taken.user) == Some(&0) {
+            self.backed.remove(&taken.user);
+        }
         self.accounts.refund(taken.user, taken.size);
         Some(taken)
     }

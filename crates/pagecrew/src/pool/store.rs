@@ -1,11 +1,15 @@
 //! The files of a pool: a private mount, in it those that wait, those that are taken, and those on their way out.
 //!
-//! A file is made in `ready/`, which nobody but the server may look into, and moves to `taken/` once, when it becomes somebody's. From
-//! there it moves to `going/`, where it is nobody's but the server's again, and only when nobody has it open any more and the kernel has
-//! all of its memory back, its name goes. It never moves back: what somebody may have written to goes to the kernel, which zeroes it before
+//! A file is made in `ready/`, which nobody but the server may look into, and moves to `taken/` once, when it becomes somebody's. There it
+//! is seized: it becomes the server's again, which nobody may open, and only when nobody has it open any more and the kernel has all of its
+//! memory back, its name goes. It never moves back: what somebody may have written to goes to the kernel, which zeroes it before
 //! anybody sees it again. Numbers of files are random and of inodes never the same twice, so that who remembers one finds nothing.
 //!
 //! What is known of a file is in its name (`ledger`).
+//!
+//! **What may wait.** Whoever has a file open can keep it locked (`errands`). To change its owner, mode or length, to rename it and to remove
+//! it takes that lock, the latter two together with the directory's; to look at it, to open it and to ask whether others have it open does
+//! not. So the first three are done by an errand, the fourth before anybody has the file, and the fifth when nobody has it any more.
 
 use super::error::Error;
 use super::ledger::{Entry, Holding};
@@ -17,7 +21,7 @@ use crate::sys::seqpacket::Peer;
 use crate::sys::shared_file::{self, Mapped};
 use crate::sys::{Errno, HUGE_PAGE_SIZE, clock, numa, procfs};
 use rustix::fs::FlockOperation;
-use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -61,7 +65,8 @@ const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
 const READY: &str = "ready";
 const TAKEN: &str = "taken";
-const GOING: &str = "going";
+/// The mode of a seized file.
+const SEIZED: u32 = 0o000;
 
 impl Store {
     /// Takes possession of `directory`, mounts what is needed there, and finds what a former server left. At most `limit` bytes can be
@@ -78,8 +83,7 @@ impl Store {
         let found = mount::mounted_at(&mount).map_err(Error::system("looking for a mount at", &mount))?;
         if let Some(found) = found.filter(|found| !wanted.contains(found)) {
             // Another kind: only what nobody has can be cleared away.
-            let count = |place| std::fs::read_dir(mount.join(place)).map_or(0, |entries| entries.count());
-            let files = count(TAKEN) + count(GOING);
+            let files = std::fs::read_dir(mount.join(TAKEN)).map_or(0, |entries| entries.count());
             if files > 0 {
                 return Err(Error::OtherBacking { mount, files });
             }
@@ -98,7 +102,7 @@ impl Store {
             None => mount_first(&mount, &wanted, room)?,
         };
         let store = Store { mount, kind, _lock: lock };
-        for (name, mode) in [(READY, 0o700), (TAKEN, 0o711), (GOING, 0o700)] {
+        for (name, mode) in [(READY, 0o700), (TAKEN, 0o711)] {
             make_directory(&store.mount.join(name), mode)?;
         }
         let left = Left { ready: store.found_ready()?, taken: store.found_taken()? };
@@ -141,10 +145,9 @@ impl Store {
         }
     }
 
-    /// What is known of a taken file that can't be opened: its length and the bytes of memory in it.
-    pub fn facts(&self, name: &str, going: bool) -> Option<(usize, usize)> {
-        let facts = std::fs::symlink_metadata(self.path(if going { GOING } else { TAKEN }, name)).ok()?;
-        Some((facts.len() as usize, facts.blocks() as usize * 512))
+    /// What is known of a taken file that can't be opened.
+    pub fn facts(&self, name: &str) -> Option<Metadata> {
+        std::fs::symlink_metadata(self.taken_path(name)).ok()
     }
 
     /// The name of the taken file at `path`, if that can be one.
@@ -203,39 +206,21 @@ impl Store {
         let _ = std::fs::remove_file(self.ready_path(id, node));
     }
 
-    /// Takes a taken file from its owner: nobody can open it any more, not even by what he has kept of it (`O_PATH`, `/proc/self/fd`).
-    /// Who has it open goes on as before.
-    pub fn seize(&self, name: &str) -> Result<(), Error> {
-        let (from, to) = (self.taken_path(name), self.path(GOING, name));
-        let seize = || {
-            // In this order: whoever owns it could undo the second.
-            std::os::unix::fs::lchown(&from, Some(own_user()), None)?;
-            std::fs::set_permissions(&from, Permissions::from_mode(0o000))?;
-            std::fs::rename(&from, &to)
-        };
-        match seize() {
-            // Root has removed it by hand.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            done => done.map_err(Error::system("taking back", &from)),
-        }
-    }
-
     /// Gives the memory of a seized file to the kernel, for good. Returns whether it did: not while somebody has the file open.
     pub fn take_back(&self, name: &str, file: &File) -> bool {
-        let path = self.path(GOING, name);
         // Nobody has it open, and since it was seized, nobody can open it.
         let unused = shared_file::unused_by_others(file).unwrap_or(false);
         // What was reserved beyond its end goes with the rest.
         let back = unused && file.set_len(0).is_ok() && shared_file::backed_bytes(file) == Ok(0);
         if back {
-            let _ = std::fs::remove_file(path);
+            let _ = std::fs::remove_file(self.taken_path(name));
         }
         back
     }
 
     /// Opens a file that could not be opened when it was found.
-    pub fn open_taken(&self, name: &str, going: bool) -> Option<File> {
-        open_found(&self.path(if going { GOING } else { TAKEN }, name))
+    pub fn open_taken(&self, name: &str) -> Option<File> {
+        open_found(&self.taken_path(name))
     }
 
     /// Takes the mount out of sight, with everything in it that nobody has open.
@@ -267,22 +252,40 @@ impl Store {
         Ok(ready)
     }
 
-    /// Files in `taken/` and `going/`.
+    /// Files in `taken/`.
     fn found_taken(&self) -> Result<Vec<Found<Arc<File>>>, Error> {
-        let mut found = Vec::new();
-        for (place, going) in [(TAKEN, false), (GOING, true)] {
-            for path in paths(&self.mount.join(place))? {
-                found.extend(found_at(&path, going));
-            }
-        }
-        Ok(found)
+        Ok(paths(&self.mount.join(TAKEN))?.iter().filter_map(|path| found_at(path)).collect())
     }
 
-    /// The files in `taken/` but those whose names are `known`.
+    /// The files in `taken/` but those whose names are `known`. One of which that is asked after it has gone is not found.
     pub fn taken_besides(&self, known: impl Fn(&str) -> bool) -> Vec<Found<Arc<File>>> {
         let paths = paths(&self.mount.join(TAKEN)).unwrap_or_default();
         let unknown = paths.iter().filter(|path| !path.file_name().and_then(|name| name.to_str()).is_some_and(&known));
-        unknown.filter_map(|path| found_at(path, false)).collect()
+        unknown.filter_map(|path| found_at(path)).collect()
+    }
+}
+
+/// Takes the file at `path` from its owner: nobody can open it any more, not even by what he has kept of it (`O_PATH`, `/proc/self/fd`).
+/// Who has it open goes on as before. Returns whether it is so. May wait for whoever has it open.
+pub(super) fn seize(path: &Path) -> bool {
+    // In this order: whoever owns it could undo the second.
+    let seized = std::os::unix::fs::lchown(path, Some(own_user()), None)
+        .and_then(|()| std::fs::set_permissions(path, Permissions::from_mode(SEIZED)));
+    // Root may have removed it by hand.
+    seized.map_or_else(|error| error.kind() == ErrorKind::NotFound, |()| true)
+}
+
+/// Whether a file is its owner's no longer.
+pub(super) fn is_seized(facts: &Metadata) -> bool {
+    facts.uid() == own_user() && facts.mode() & 0o7777 == SEIZED
+}
+
+/// Takes from the file at `path` what it has beyond `size` bytes, what is reserved beyond its end included. Where its owner keeps it from being
+/// opened, nothing happens. May wait for whoever has it open.
+pub(super) fn shrink(path: &Path, size: usize) {
+    if let Some(file) = open_found(path) {
+        let _ = file.set_len(size as u64);
+        let _ = shared_file::punch_from(&file, size);
     }
 }
 
@@ -302,10 +305,11 @@ fn open_found(path: &Path) -> Option<File> {
 }
 
 /// The file at `path`, by its name where that says it; by what it is where root has put it there. What is no file goes.
-fn found_at(path: &Path, going: bool) -> Option<Found<Arc<File>>> {
+fn found_at(path: &Path) -> Option<Found<Arc<File>>> {
     let facts = std::fs::symlink_metadata(path).ok();
     let name = path.file_name().and_then(|name| name.to_str());
-    let (Some(facts), Some(name)) = (facts.filter(|facts| facts.is_file()), name) else {
+    let facts = facts?;
+    let Some(name) = name.filter(|_| facts.is_file()) else {
         let _ = std::fs::remove_file(path);
         return None;
     };
@@ -323,6 +327,7 @@ fn found_at(path: &Path, going: bool) -> Option<Found<Arc<File>>> {
             }),
         },
     };
+    let going = is_seized(&facts);
     Some(Found { name: name.to_owned(), entry, file: open_found(path).map(Arc::new), going })
 }
 

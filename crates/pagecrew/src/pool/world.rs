@@ -31,6 +31,7 @@ fn quota(user: u32) -> usize {
 enum Place {
     Ready(u64, usize),
     Taken(String),
+    /// In the same place, seized.
     Going(String),
     /// It has no name.
     Gone,
@@ -53,6 +54,13 @@ struct File {
     used: bool,
 }
 
+impl File {
+    fn seen(&self, unused: Option<bool>) -> Seen {
+        let seized = matches!(self.place, Place::Going(_));
+        Seen { len: self.len, backed: self.backed + self.grown, seized, unused }
+    }
+}
+
 enum Do {
     Action(Action<usize>),
     Event(Event<usize>),
@@ -73,6 +81,8 @@ struct World {
     broker: Broker<usize>,
     files: Vec<File>,
     workers: Vec<Worker>,
+    /// Seizures that are held up, and of which server.
+    errands: VecDeque<(u64, String, usize)>,
     /// What the filler is at: node, id, file, where, how much.
     piece: Option<(usize, u64, usize, usize, usize)>,
     /// Who is connected: the account of each.
@@ -111,6 +121,7 @@ impl World {
             broker: broker(),
             files: Vec::new(),
             workers: (0..=WORKERS).map(|_| Worker::default()).collect(),
+            errands: VecDeque::new(),
             piece: None,
             connections: BTreeMap::new(),
             next: 0,
@@ -156,7 +167,8 @@ impl World {
             70..76 => self.fill(),
             76..88 => self.play(),
             88..93 => self.leave(),
-            93..99 => self.look(),
+            93..97 => self.look(),
+            97..99 => self.errand(),
             _ if self.one_in(4) => self.kill(),
             _ => self.now.ns += UNUSED.as_nanos() as u64,
         }
@@ -278,15 +290,12 @@ impl World {
                 None
             }
             Action::HandOut(handing) => Some(self.hand_out(worker, handing)),
-            Action::Seize { id, name } => {
-                if self.one_in(20) {
-                    return Some(Event::Seized(id, false));
-                }
-                if let Some(file) = self.files.iter_mut().find(|file| file.place == Place::Taken(name.clone())) {
-                    (file.place, file.owner) = (Place::Going(name), 99);
-                }
-                Some(Event::Seized(id, true))
+            Action::Seize { id, name, .. } if self.one_in(4) => {
+                // Its owner holds that up, and the others do not wait for it.
+                self.errands.push_back((id, name, self.kills));
+                None
             }
+            Action::Seize { id, name, .. } => Some(self.seize(id, name)),
             Action::TakeBack { id, file, .. } => {
                 let file = &mut self.files[file];
                 if file.opened > 0 {
@@ -299,8 +308,9 @@ impl World {
                 (file.len, file.backed, file.grown, file.place) = (0, 0, 0, Place::Gone);
                 Some(Event::TakenBack(id))
             }
-            Action::Shrink { file, size } => {
-                let file = &mut self.files[file];
+            Action::Shrink { name, size, .. } => {
+                let places = [Place::Taken(name.clone()), Place::Going(name)];
+                let file = self.files.iter_mut().find(|file| places.contains(&file.place))?;
                 (file.len, file.backed, file.grown) = (file.len.min(size), file.backed.min(size), 0);
                 None
             }
@@ -329,6 +339,26 @@ impl World {
             | Action::Hold(_)
             | Action::Log(_)
             | Action::Boost => None,
+        }
+    }
+
+    fn seize(&mut self, id: u64, name: String) -> Event<usize> {
+        if self.one_in(20) {
+            return Event::Seized(id, false);
+        }
+        if let Some(file) = self.files.iter_mut().find(|file| file.place == Place::Taken(name.clone())) {
+            (file.place, file.owner) = (Place::Going(name), 99);
+        }
+        Event::Seized(id, true)
+    }
+
+    /// An errand that was held up is done, and the keeper hears of it.
+    fn errand(&mut self) {
+        if let Some((id, name, server)) = self.errands.pop_front() {
+            let seized = self.seize(id, name);
+            if server == self.kills {
+                self.workers[WORKERS].queue.push_back(Do::Event(seized));
+            }
         }
     }
 
@@ -453,13 +483,13 @@ impl World {
                 };
                 let Some(number) = self.files.iter().position(named) else { return };
                 let file = &self.files[number];
-                let seen = Seen { len: file.len, backed: file.backed + file.grown, unused: None };
+                let seen = file.seen(None);
                 if self.below(2) == 0 { Event::Seen(id, seen) } else { Event::Opened(id, number) }
             }
             Some(number) => {
                 let file = &self.files[number];
                 let unused = (all && matches!(taken.life, Life::Path(_))).then_some(file.opened == 0);
-                Event::Seen(id, Seen { len: file.len, backed: file.backed + file.grown, unused })
+                Event::Seen(id, file.seen(unused))
             }
         };
         self.workers[WORKERS].queue.push_back(Do::Event(event));
@@ -537,6 +567,7 @@ impl World {
             *worker = Worker::default();
         }
         self.piece = None;
+        // Threads that are held up end under the next server, which hears nothing of it.
         self.connections.clear();
         let before = std::mem::replace(&mut self.broker, broker());
         for number in 0..self.files.len() {
@@ -616,8 +647,11 @@ impl World {
         for number in 0..=self.next {
             self.workers[0].queue.push_back(Do::Event(Event::Left(number)));
         }
-        // A seizure that fails is tried again.
-        for _ in 0..12 {
+        // A seizure that fails is tried again, and what is held up ends.
+        for _ in 0..16 {
+            while !self.errands.is_empty() {
+                self.errand();
+            }
             for id in self.broker.state.taken.keys().copied().collect::<Vec<_>>() {
                 self.look_at(id, true);
             }

@@ -107,7 +107,7 @@ type Attack = fn(&Path, &Client);
 const ATTRIBUTES: &str = "attributes are written until there is no room for more";
 
 /// The trials: each uses up to its quota, tries to have more, and rests with whatever it has got hold of.
-const ATTACKS: [(&str, Attack); 23] = [
+const ATTACKS: [(&str, Attack); 24] = [
     ("a path descriptor is kept, and opened again when the file was released", path_descriptor),
     ("the mode is changed back all the time while the file is taken away", mode_changed_back),
     ("memory is reserved beyond the end", reserved_beyond_the_end),
@@ -124,6 +124,7 @@ const ATTACKS: [(&str, Attack); 23] = [
     ("the file is left with an io_uring", left_with_a_ring),
     ("an access list lets others open it", access_list),
     ("a lease, a lock of each kind and a watch are put on the file", leases_and_locks),
+    ("files are kept locked by writes that never end", kept_locked),
     (ATTRIBUTES, attributes),
     ("the lock of the directory is taken", directory_lock),
     ("files that wait are looked for", waiting_files),
@@ -191,8 +192,8 @@ fn a_successor_knows_what_was_handed_out_whatever_became_of_it() {
         assert_eq!(figure(&status(&client), "taken_bytes"), 4 * MIB, "{attack}");
         if attack == "made longer and leased" {
             // Nobody can open it before the kernel ends the lease, but it is his no longer.
-            let files = |name: &str| std::fs::read_dir(place.mount().join(name)).unwrap().count();
-            wait_for(&client, "taken away", |_| files("taken") == 0 && files("going") == 1);
+            let file = std::fs::read_dir(place.mount().join("taken")).unwrap().next().unwrap().unwrap();
+            wait_for(&client, "taken away", |_| is_nobodys(&file.path()));
         } else {
             all_is_counted(&place, &client, attack);
         }
@@ -201,6 +202,26 @@ fn a_successor_knows_what_was_handed_out_whatever_became_of_it() {
         drop(client);
         server.stop().unwrap();
     }
+}
+
+/// Nor does a server that ends, or one that begins, wait for whoever keeps a file locked.
+#[test]
+fn servers_end_and_begin_while_a_file_is_kept_locked() {
+    let place = Place::new("locked");
+    let Some(server) = serve(place.options(READY)) else { return };
+    let mut attacker = Attacker::start(&place, "kept locked and released");
+    attacker.rested();
+    let before = Instant::now();
+    assert_eq!(server.stop(), Ok(1));
+    let server = serve(place.options(READY)).unwrap();
+    assert!(before.elapsed() < late(), "{:?}", before.elapsed());
+    let client = Client::connect(&place.socket()).unwrap();
+    assert_eq!(figure(&status(&client), "taken_bytes"), 4 * MIB);
+    others_are_served(&client, "kept locked");
+    attacker.end();
+    wait_for(&client, "given back", |status| figure(status, "taken_bytes") == 0);
+    drop(client);
+    assert_eq!(server.stop(), Ok(0));
 }
 
 /// Users that are his in namespaces are on their owner's account.
@@ -231,6 +252,7 @@ fn a_user_with_many_numbers_has_one_quota() {
 fn the_attacker() {
     let (Some(directory), Ok(name)) = (place_of_parent(), std::env::var("ATTACK")) else { return };
     let user = std::env::var("ATTACKER").unwrap().parse().unwrap();
+    let _ = PAGE.set(page_that_never_comes());
     // SAFETY: take numbers; from here on this process is an ordinary user's.
     unsafe {
         assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
@@ -343,7 +365,7 @@ fn made_longer(_: &Path, client: &Client) {
         std::thread::sleep(Duration::from_millis(300));
     }
     // What does it again and again loses the file.
-    assert!(!taken.path.exists() && taken.file.metadata().unwrap().len() == 0);
+    assert!(open(&taken.path, libc::O_RDWR).is_err() && taken.file.metadata().unwrap().len() == 0);
     rest();
 }
 
@@ -374,7 +396,7 @@ fn another_name(directory: &Path, client: &Client) {
         // SAFETY: both paths end with a zero.
         unsafe { libc::linkat(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), libc::AT_SYMLINK_FOLLOW) }
     };
-    for to in ["mem/taken/x", "mem/going/x", "mem/ready/x", "mem/x", "x"] {
+    for to in ["mem/taken/x", "mem/ready/x", "mem/x", "x"] {
         assert_eq!(link(&directory.join(to)), -1, "{to}");
     }
     assert_eq!(link(Path::new("/tmp/pagecrew-linked")), -1);
@@ -515,13 +537,75 @@ fn attributes(_: &Path, client: &Client) {
     rest();
 }
 
+/// The address of a page that whoever reads it waits for, until this process ends. An ordinary user has such a page by a file system in user
+/// space; this one was made by root, since that takes less of a test.
+static PAGE: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+
+fn page_that_never_comes() -> usize {
+    const API: libc::c_ulong = 0xc018_aa3f;
+    const REGISTER: libc::c_ulong = 0xc020_aa00;
+    let page = pagecrew::sys::memory::map(4096, pagecrew::sys::memory::Protection::ReadWrite).unwrap();
+    let (mut api, mut register) = ([0xaa_u64, 0, 0], [page as u64, 4096, 1, 0]);
+    // SAFETY: takes places of the sizes that the calls want; the page is this function's own.
+    unsafe {
+        let descriptor = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as i32;
+        assert_eq!(libc::ioctl(descriptor, API, api.as_mut_ptr()), 0);
+        assert_eq!(libc::ioctl(descriptor, REGISTER, register.as_mut_ptr()), 0);
+    }
+    page
+}
+
+/// Has a thread keep a file locked: a write holds the lock while it waits for its source.
+fn keep_locked(file: &File) {
+    let (file, page) = (file.try_clone().unwrap(), PAGE.get().unwrap());
+    std::thread::spawn(move || {
+        // SAFETY: the page is mapped for good, and nobody ever writes to it.
+        let source = unsafe { std::slice::from_raw_parts(*page as *const u8, 4096) };
+        let _ = file.write_at(source, 0);
+    });
+    let locked = || {
+        let of_tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let waiting = |task: &Path| std::fs::read_to_string(task.join("syscall")).unwrap_or_default();
+        of_tasks.filter(|task| waiting(&task.path()).starts_with(&format!("{} ", libc::SYS_pwrite64))).count()
+    };
+    let before = locked();
+    let deadline = Instant::now() + 20 * late();
+    while locked() <= before && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn kept_locked(directory: &Path, client: &Client) {
+    // Each by a connection of its own.
+    let files: Vec<_> = (0..3).map(|_| take(client, 4 * MIB)).collect();
+    files.iter().for_each(|taken| keep_locked(&taken.file));
+    let before = Instant::now();
+    std::thread::scope(|scope| {
+        for taken in &files {
+            scope.spawn(|| {
+                Client::connect(&directory.join("socket")).unwrap().release(&taken.path).unwrap();
+            });
+        }
+    });
+    // They are released as far as he can tell, and on his account as long as he has them.
+    assert!(before.elapsed() < late(), "{:?}", before.elapsed());
+    assert_eq!(code(client.take(&request(8 * MIB, Until::Unused))), Code::Quota);
+    // One that he makes longer as well, and one that he leaves with the connection that it was to stay for.
+    let other = Client::connect(&directory.join("socket")).unwrap();
+    let taken = other.take(&request(4 * MIB, Until::Closed)).unwrap();
+    taken.file.set_len(64 * MIB as u64).unwrap();
+    keep_locked(&taken.file);
+    drop(other);
+    rest();
+}
+
 fn directory_lock(directory: &Path, _: &Client) {
     assert!(open(directory.join("lock"), libc::O_RDONLY).is_err());
     rest();
 }
 
 fn waiting_files(directory: &Path, _: &Client) {
-    for place in ["ready", "taken", "going"] {
+    for place in ["ready", "taken"] {
         assert!(std::fs::read_dir(directory.join("mem").join(place)).is_err(), "{place}");
     }
     assert!(open(directory.join("mem"), libc::O_TMPFILE | libc::O_RDWR).is_err());
@@ -571,7 +655,7 @@ fn descriptors_sent(directory: &Path, client: &Client) {
 fn odd_paths(directory: &Path, client: &Client) {
     let taken = take(client, 8 * MIB);
     let name = taken.path.file_name().unwrap().to_str().unwrap();
-    for path in ["mem/ready/../taken/", "mem/taken/../taken/", "mem/going/", "mem/taken/x/../"] {
+    for path in ["mem/ready/../taken/", "mem/taken/../taken/", "mem/taken/x/../"] {
         let path = PathBuf::from(format!("{}/{path}{name}", directory.display()));
         assert!(client.release(&path).is_err(), "{}", path.display());
     }
@@ -589,6 +673,11 @@ fn while_nobody_serves(attack: &str, client: &Client) {
         return rest();
     }
     let taken = take(client, 4 * MIB);
+    if attack == "kept locked and released" {
+        keep_locked(&taken.file);
+        client.release(&taken.path).unwrap();
+        return rest();
+    }
     rest();
     if attack.starts_with("made longer") {
         taken.file.set_len(64 * MIB as u64).unwrap();
