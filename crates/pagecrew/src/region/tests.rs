@@ -441,7 +441,8 @@ fn nodes_have_lanes_and_spans_of_each_come_back_to_it() {
 #[test]
 fn memory_of_another_lane_is_used_before_the_peak_is_raised() {
     let region = Region::with(
-        Options { huge_pages: false, ..Options::default() },
+        // Without a watcher: what it finds to have no pages, as spans that were not touched yet, is not counted, and more is there on a slow machine.
+        Options { huge_pages: false, helpers: Some(0), ..Options::default() },
         sched::affinity().unwrap(),
         Topology::uniform(1, 2),
     )
@@ -469,7 +470,8 @@ fn memory_of_another_lane_is_used_before_the_peak_is_raised() {
     sched::set_affinity(&only).unwrap();
     let again = fill();
     touch(&again);
-    assert!(core.in_use() + core.retained() <= peak + policy::slack(peak) + MIB);
+    let had = core.in_use() + core.retained();
+    assert!(had <= peak + policy::slack(peak) + MIB, "{had} bytes");
     let fresh = region.snapshot().bytes().reserved;
     assert!(
         region.range().len as u64 - fresh <= (peak + policy::slack(peak) + MIB) as u64,
