@@ -11,7 +11,7 @@ use super::capacity::Capacity;
 use super::error::Error;
 use super::ledger::{Entry, Holding};
 use super::protocol::{Code, Until};
-use super::state::{Filling, Found, GivenUp, Life, Ready, Refusal, State, TakenFile};
+use super::state::{Filling, Found, GivenUp, Life, PutBack, Ready, Refusal, State, TakenFile};
 use super::stock::Step;
 use crate::sys::HUGE_PAGE_SIZE;
 use crate::sys::seqpacket::Peer;
@@ -80,8 +80,11 @@ pub(super) struct Seen {
     pub len: usize,
     /// Bytes of memory in it, beyond its end included.
     pub backed: usize,
+    pub owner: u32,
     /// Whether it is its owner's no longer: a former server's errand may come to its end under this one.
     pub seized: bool,
+    /// The number of the look.
+    pub look: u32,
     /// Whether nobody but the server has it open; `None` where that was not asked.
     pub unused: Option<bool>,
 }
@@ -117,6 +120,8 @@ pub(super) enum Event<F> {
     Opened(u64, F),
     /// A file was taken from its owner, or could not be.
     Seized(u64, bool),
+    /// What was added to a file was taken from it, or could not be.
+    Shrunk(u64, bool),
     /// The kernel has all memory of the file back, and its name is gone.
     TakenBack(u64),
     /// The server ends.
@@ -156,9 +161,9 @@ pub(super) enum Action<F> {
     Boost,
     /// Make a file its client's. [`Event::HandedOut`], [`Event::NotHandedOut`]
     HandOut(Handing<F>),
-    /// Take a file that is on this account from its owner: nobody can open it any more. That may take as long as he likes. [`Event::Seized`]
+    /// Take a file from its owner: nobody can open it any more. That may take as long as he likes. [`Event::Seized`]
     Seize {
-        user: u32,
+        owner: u32,
         id: u64,
         name: String,
     },
@@ -168,9 +173,10 @@ pub(super) enum Action<F> {
         name: String,
         file: F,
     },
-    /// Take from a file that is on this account what it has beyond so many bytes. That may take as long as its owner likes.
+    /// Take from a file what it has beyond so many bytes. That may take as long as its owner likes. [`Event::Shrunk`]
     Shrink {
-        user: u32,
+        owner: u32,
+        id: u64,
         name: String,
         size: usize,
     },
@@ -252,17 +258,16 @@ pub(super) struct Offenders(BTreeMap<u32, Offender>);
 struct Offender {
     /// When something was last said of him.
     said_ns: Option<u64>,
-    /// At how many looks in a row he had more than was handed out to him, and when that was so.
+    /// At how many looks in a row he had more than was handed out to him, and the number of the last one.
     looks: u32,
-    beyond_ns: u64,
+    last: u32,
     seen_ns: u64,
 }
 
 impl Offenders {
     const PAUSE_NS: u64 = 60_000_000_000;
-    /// Looks that are further apart are not in a row, and what is nearer together is one look at several files.
-    const APART_NS: u64 = 1_000_000_000;
-    const TOGETHER_NS: u64 = 100_000_000;
+    /// With so many looks between them, two are not in a row: a second.
+    const APART: u32 = 4;
 
     fn of(&mut self, user: u32, now_ns: u64) -> &mut Offender {
         self.0.retain(|_, offender| now_ns.saturating_sub(offender.seen_ns) < Offenders::PAUSE_NS);
@@ -281,21 +286,24 @@ impl Offenders {
         !quiet
     }
 
-    /// `user` has more than was handed out to him. Returns whether that is so at [`BEYOND_LOOKS`] looks in a row or more, once at each.
-    fn goes_on(&mut self, user: u32, now_ns: u64) -> bool {
+    /// At this `look`, `user` has more than was handed out to him. Returns whether that is so at [`BEYOND_LOOKS`] looks in a row or more.
+    fn goes_on(&mut self, user: u32, look: u32, now_ns: u64) -> bool {
         let offender = self.of(user, now_ns);
-        let since = now_ns.saturating_sub(offender.beyond_ns);
-        if offender.looks > 0 && since < Offenders::TOGETHER_NS {
-            return false;
+        let since = look.wrapping_sub(offender.last);
+        if offender.looks == 0 || since > Offenders::APART {
+            offender.looks = 1;
+        } else if since > 0 {
+            offender.looks += 1;
         }
-        offender.looks = if since > Offenders::APART_NS { 1 } else { offender.looks + 1 };
-        offender.beyond_ns = now_ns;
+        offender.last = look;
         offender.looks >= BEYOND_LOOKS
     }
 }
 
-fn shrink<F>(taken: &TakenFile<F>, size: usize) -> Action<F> {
-    Action::Shrink { user: taken.user, name: taken.name.clone(), size }
+/// Has a file put back to `size`.
+fn shrink<F>(id: u64, taken: &mut TakenFile<F>, size: usize) -> Action<F> {
+    taken.put_back = PutBack::Underway;
+    Action::Shrink { owner: taken.owner, id, name: taken.name.clone(), size }
 }
 
 fn refuse<F>(code: Code, message: impl ToString) -> Vec<Action<F>> {
@@ -324,9 +332,10 @@ impl<F: Clone> Broker<F> {
                 let Some(taken) = self.state.taken.get_mut(&id) else { return Vec::new() };
                 taken.file.get_or_insert(file);
                 // What was added to it while it could not be opened.
-                if taken.offences >= OFFENCES { vec![shrink(taken, 0)] } else { Vec::new() }
+                if taken.offences >= OFFENCES { vec![shrink(id, taken, 0)] } else { Vec::new() }
             }
             Event::Seized(id, done) => self.seized(id, done),
+            Event::Shrunk(id, done) => self.shrunk(id, done),
             Event::TakenBack(id) => {
                 self.state.forget(id);
                 Vec::new()
@@ -404,9 +413,20 @@ impl<F: Clone> Broker<F> {
         let entry = Entry { id, node, holding: Some(Holding { size, user: account, since, until }) };
         let life = Life::Arriving((until == Until::Closed).then_some(connection));
         let (name, promised) = (entry.to_string(), size - ready);
-        let file_of = file.clone();
-        let taken =
-            TakenFile { file: file_of, name, size, user: account, since, node, life, offences: 0, backed: 0, promised };
+        let taken = TakenFile {
+            file: file.clone(),
+            name,
+            size,
+            user: account,
+            since,
+            node,
+            life,
+            offences: 0,
+            backed: 0,
+            owner: peer.user,
+            put_back: PutBack::No,
+            promised,
+        };
         self.state.taken.insert(id, taken);
         actions.extend(self.boost(id));
         // What was given up is free before the taker needs it.
@@ -535,7 +555,7 @@ impl<F: Clone> Broker<F> {
     fn let_go(&mut self, id: u64) -> Option<Action<F>> {
         let taken = self.state.taken.get_mut(&id).filter(|taken| !matches!(taken.life, Life::Leaving | Life::Going))?;
         taken.life = Life::Leaving;
-        Some(Action::Seize { user: taken.user, id, name: taken.name.clone() })
+        Some(Action::Seize { owner: taken.owner, id, name: taken.name.clone() })
     }
 
     fn seized(&mut self, id: u64, done: bool) -> Vec<Action<F>> {
@@ -543,6 +563,18 @@ impl<F: Clone> Broker<F> {
             taken.life = if done { Life::Going } else { Life::Unseized };
         }
         done.then(|| self.take_back(id)).flatten().into_iter().collect()
+    }
+
+    /// What was added to a file is gone, so it is what was handed out again.
+    fn shrunk(&mut self, id: u64, done: bool) -> Vec<Action<F>> {
+        if let Some(taken) = self.state.taken.get_mut(&id) {
+            taken.put_back = if done { PutBack::No } else { PutBack::Failed };
+            let size = taken.handed_out();
+            if done {
+                self.state.charge(id, size);
+            }
+        }
+        Vec::new()
     }
 
     /// Takes the memory of a seized file back, if nobody has it open any more.
@@ -597,11 +629,22 @@ impl<F: Clone> Broker<F> {
     fn seen(&mut self, id: u64, seen: Seen, now: Now) -> Vec<Action<F>> {
         let unused_ns = self.state.settings.unused.as_nanos() as u64;
         self.state.note_memory(id, seen.backed);
-        let Some(taken) = self.state.taken.get(&id).filter(|taken| taken.is_settled()) else { return Vec::new() };
+        let Some(taken) = self.state.taken.get_mut(&id) else { return Vec::new() };
+        if taken.life == Life::Leaving {
+            // Whoever holds that up pays for what he adds meanwhile.
+            self.state.charge_more(id, seen.backed);
+            return Vec::new();
+        }
+        if !taken.is_settled() {
+            return Vec::new();
+        }
+        if !seen.seized {
+            taken.owner = seen.owner;
+        }
         let within = seen.len <= taken.size && seen.backed <= taken.size;
         let mut actions = if within { Vec::new() } else { self.excess(id, seen, now) };
         let Some(taken) = self.state.taken.get_mut(&id) else { return actions };
-        if seen.seized && matches!(taken.life, Life::Path(_) | Life::Unseized) {
+        if seen.seized && taken.user != self.own_user && matches!(taken.life, Life::Path(_) | Life::Unseized) {
             taken.life = Life::Going;
         }
         match (taken.life, seen.unused) {
@@ -623,30 +666,42 @@ impl<F: Clone> Broker<F> {
     /// The owner of a file has made it larger, or has memory reserved beyond its end, which is memory that he was not given: it goes back,
     /// and the file is taken away from whoever does it again and again. Root, who may have all of the machine's memory, has it counted. Where
     /// its owner keeps it from being opened as well, it is taken away at once, so that he can't go on with that, and emptied as soon as it can
-    /// be opened: that the kernel bounds (`fs.lease-break-time`).
+    /// be opened: that the kernel bounds (`fs.lease-break-time`). As long as he keeps it locked, what is in it is counted.
     ///
-    /// Whoever has more than all of his files were given, with one file after the other if need be, at [`BEYOND_LOOKS`] looks in a row loses all
-    /// of them: nothing else keeps him to what he was given.
+    /// Who has made more of his files than his whole account was given, with one file after the other if need be, at [`BEYOND_LOOKS`] looks in a
+    /// row loses all of them: nothing else keeps him to what he was given.
     fn excess(&mut self, id: u64, seen: Seen, now: Now) -> Vec<Action<F>> {
         let Some(taken) = self.state.taken.get_mut(&id) else { return Vec::new() };
-        let (user, size) = (taken.user, taken.size);
+        let (user, owner) = (taken.user, taken.owner);
         if user == 0 || user == self.own_user {
             self.state.charge_more(id, seen.len.max(seen.backed));
             return Vec::new();
         }
-        let again = taken.offences >= OFFENCES;
-        taken.offences = if taken.file.is_some() { taken.offences.saturating_add(1) } else { OFFENCES };
+        let (again, can_open) = (taken.offences >= OFFENCES, taken.file.is_some());
+        match taken.put_back {
+            PutBack::Underway => {
+                self.state.charge_more(id, seen.backed);
+                return Vec::new();
+            }
+            // He has done nothing since.
+            PutBack::Failed => return vec![shrink(id, taken, if again { 0 } else { taken.handed_out() })],
+            PutBack::No => {}
+        }
+        taken.offences = if can_open { taken.offences.saturating_add(1) } else { OFFENCES };
         let gone = taken.offences >= OFFENCES;
-        let can_open = taken.file.is_some();
-        let mut actions: Vec<_> = can_open.then(|| shrink(taken, if gone { 0 } else { size })).into_iter().collect();
+        let mut actions = Vec::new();
+        if can_open {
+            let size = if gone { 0 } else { taken.handed_out() };
+            actions.push(shrink(id, taken, size));
+        }
         if gone {
             actions.extend(self.let_go(id));
         }
-        if self.state.is_beyond(user) && self.offenders.goes_on(user, now.ns) {
-            let taken = self.take_all(user);
+        if can_open && self.state.is_beyond(user) && self.offenders.goes_on(user, seen.look, now.ns) {
+            let taken = self.take_all(user, owner);
             if taken.iter().any(|action| matches!(action, Action::Seize { .. })) {
                 actions.push(Action::Log(format!(
-                    "user {user} goes on having more than was handed out to him: all of his files are taken away"
+                    "user {owner} goes on having more than was handed out to him: all of his files are taken away"
                 )));
             }
             actions.extend(taken);
@@ -660,15 +715,16 @@ impl<F: Clone> Broker<F> {
         actions
     }
 
-    /// Takes all files of a user away.
-    fn take_all(&mut self, user: u32) -> Vec<Action<F>> {
-        let settled = |(_, taken): &(&u64, &mut TakenFile<F>)| taken.user == user && taken.is_settled();
+    /// Takes all files of an owner on this account away.
+    fn take_all(&mut self, user: u32, owner: u32) -> Vec<Action<F>> {
+        let his =
+            |(_, taken): &(&u64, &mut TakenFile<F>)| (taken.user, taken.owner) == (user, owner) && taken.is_settled();
         let mut ids = Vec::new();
-        let mut actions: Vec<_> = (self.state.taken.iter_mut().filter(settled))
+        let mut actions: Vec<_> = (self.state.taken.iter_mut().filter(his))
             .map(|(&id, taken)| {
                 ids.push(id);
                 taken.offences = OFFENCES;
-                shrink(taken, 0)
+                shrink(id, taken, 0)
             })
             .collect();
         actions.extend(ids.into_iter().flat_map(|id| self.let_go(id)));
@@ -792,8 +848,13 @@ mod tests {
         Now { ns: seconds * SECOND, since_1970: seconds }
     }
 
+    fn seen_at(id: u64, pages: usize, backed: usize, look: u32) -> Event<u32> {
+        let (len, backed) = (pages * HUGE_PAGE_SIZE, backed * HUGE_PAGE_SIZE);
+        Event::Seen(id, Seen { len, backed, owner: 1000, seized: false, look, unused: None })
+    }
+
     fn seen(pages: usize) -> Event<u32> {
-        Event::Seen(ID, Seen { len: pages * HUGE_PAGE_SIZE, backed: 0, seized: false, unused: None })
+        seen_at(ID, pages, 0, 0)
     }
 
     #[test]
@@ -823,12 +884,42 @@ mod tests {
     fn of_somebody_who_makes_files_larger_again_and_again_it_is_said_once_a_minute() {
         let (mut broker, _) = broker(Some(1));
         let said = |actions: &[Action<u32>]| actions.iter().filter(|action| matches!(action, Action::Log(_))).count();
-        let first = broker.handle(seen(3), at(100));
+        let mut look = |seconds, shrunk| {
+            let actions = broker.handle(seen(3), at(seconds));
+            if shrunk {
+                broker.handle(Event::Shrunk(ID, true), at(seconds));
+            }
+            actions
+        };
+        let first = look(100, true);
         assert_eq!((is_shrunk(&first[0]), said(&first)), (Some(2 * HUGE_PAGE_SIZE), 1));
-        assert_eq!(said(&broker.handle(seen(3), at(101))), 0);
-        let third = broker.handle(seen(3), at(161));
+        assert_eq!(said(&look(101, true)), 0);
+        let third = look(161, true);
         assert!(is_shrunk(&third[0]) == Some(0) && said(&third) == 1);
         assert!(third.iter().any(|action| matches!(action, Action::Seize { .. })));
+    }
+
+    #[test]
+    fn a_file_that_is_still_being_put_back_is_counted_and_no_further_offence() {
+        let (mut broker, _) = broker(Some(1));
+        let bytes = |broker: &Broker<u32>| broker.state.accounts.bytes(1000) / HUGE_PAGE_SIZE;
+        assert!(!broker.handle(seen_at(ID, 9, 9, 1), at(1)).is_empty());
+        for look in 2..20 {
+            assert!(broker.handle(seen_at(ID, 9, 7, look), at(1)).is_empty());
+        }
+        assert_eq!(bytes(&broker), 7);
+        // In vain: it is tried again, and that isn't his doing either.
+        broker.handle(Event::Shrunk(ID, false), at(1));
+        let again = broker.handle(seen_at(ID, 9, 9, 20), at(1));
+        assert_eq!((again.len(), is_shrunk(&again[0])), (1, Some(2 * HUGE_PAGE_SIZE)));
+        broker.handle(Event::Shrunk(ID, true), at(1));
+        assert_eq!((bytes(&broker), broker.state.taken[&ID].offences), (2, 1));
+        // While it is taken from him as well.
+        let (connection, peer) = (1, Peer { pid: 1, user: 0, group: 0 });
+        let name = broker.state.taken[&ID].name.clone();
+        broker.handle(Event::Release(Asker { connection, peer, account: 0 }, name, None), at(1));
+        assert!(broker.handle(seen_at(ID, 9, 8, 21), at(1)).is_empty());
+        assert_eq!(bytes(&broker), 8);
     }
 
     #[test]
@@ -843,19 +934,24 @@ mod tests {
         assert_eq!((opened.len(), is_shrunk(&opened[0])), (1, Some(0)));
     }
 
-    /// So many files of two huge pages each, which a look every quarter of a second finds at `pages(file, look)` of memory.
-    fn looked_at(files: u64, looks: u64, pages: impl Fn(u64, u64) -> usize) -> Broker<u32> {
+    /// So many files of two huge pages each, which looks find at `pages(file, look)` of memory. What is to be put back is at once.
+    fn looked_at(files: u64, looks: u32, pages: impl Fn(u64, u32) -> usize) -> Broker<u32> {
         let (mut broker, _) = broker(Some(1));
         for id in ID + 1..ID + files {
             let holding = Holding { size: 2 * HUGE_PAGE_SIZE, user: 1000, since: 0, until: Until::Unused };
             let entry = Entry { id, node: 0, holding: Some(holding) };
             broker.state.adopt(Found { name: entry.to_string(), entry, file: Some(1), going: false });
         }
-        for look in 0..looks {
+        for look in 1..=looks {
             for file in 0..files {
-                let backed = pages(file, look) * HUGE_PAGE_SIZE;
-                let now = Now { ns: SECOND + look * SECOND / 4 + file * 1000, since_1970: 1 };
-                broker.handle(Event::Seen(ID + file, Seen { len: backed, backed, seized: false, unused: None }), now);
+                let pages = pages(file, look);
+                // However long a look takes.
+                let now = at(u64::from(look) * 10 + file);
+                for action in broker.handle(seen_at(ID + file, pages, pages, look), now) {
+                    if let Action::Shrink { id, .. } = action {
+                        broker.handle(Event::Shrunk(id, true), now);
+                    }
+                }
             }
         }
         broker
@@ -867,13 +963,29 @@ mod tests {
 
     #[test]
     fn whoever_goes_on_with_one_file_after_the_other_loses_all_within_a_second() {
-        // The first is larger at the first look, and put back then; the second at the second.
-        assert_eq!(settled(&looked_at(20, 2, |file, look| if file == look { 60 } else { 2 })), 20);
-        assert_eq!(settled(&looked_at(20, 3, |file, look| if file == look { 60 } else { 2 })), 0);
+        let one_each = |large| move |file, look| if file + 1 == u64::from(look) { large } else { 2 };
+        assert_eq!(settled(&looked_at(20, 2, one_each(60))), 20);
+        assert_eq!(settled(&looked_at(20, 3, one_each(60))), 0);
         // With pauses of more than a second he keeps them, and as long as all together have no more than they were given.
-        assert_eq!(settled(&looked_at(20, 60, |file, look| if file * 6 == look { 60 } else { 2 })), 20);
-        assert_eq!(settled(&looked_at(20, 20, |file, look| if file == look { 30 } else { 0 })), 20);
+        assert_eq!(settled(&looked_at(20, 60, |file, look| if file * 6 + 1 == u64::from(look) { 60 } else { 2 })), 20);
+        assert_eq!(settled(&looked_at(20, 20, |file, look| if file + 1 == u64::from(look) { 30 } else { 0 })), 20);
         // Nor does he lose anything whose machines have all a wrong size from the beginning.
-        assert_eq!(settled(&looked_at(20, 3, |_, look| if look == 0 { 3 } else { 2 })), 20);
+        assert_eq!(settled(&looked_at(20, 3, |_, look| if look == 1 { 3 } else { 2 })), 20);
+    }
+
+    #[test]
+    fn others_on_the_same_account_lose_nothing() {
+        let (mut broker, _) = broker(Some(1));
+        let holding = Holding { size: 2 * HUGE_PAGE_SIZE, user: 1000, since: 0, until: Until::Unused };
+        let entry = Entry { id: 8, node: 0, holding: Some(holding) };
+        broker.state.adopt(Found { name: entry.to_string(), entry, file: Some(1), going: false });
+        for look in 1..=3 {
+            broker.handle(seen_at(8, 2, 2, look), at(1));
+            let Event::Seen(id, seen) = seen_at(ID, 60, 60, look) else { unreachable!() };
+            broker.handle(Event::Seen(id, Seen { owner: 100_005, ..seen }), at(1));
+            broker.handle(Event::Shrunk(ID, true), at(1));
+        }
+        let life = |id| broker.state.taken[&id].life;
+        assert_eq!((life(ID), life(8)), (Life::Leaving, Life::Path(None)));
     }
 }

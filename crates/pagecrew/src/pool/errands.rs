@@ -2,66 +2,69 @@
 //!
 //! Whoever has a file open can keep the kernel's lock of it for as long as he wants: a `write` to it holds the lock while it waits for its
 //! source, which may be a file of a file system in user space that never answers. Whoever wants to change the file's owner, mode or length
-//! then waits, and can't be killed meanwhile. So that is done here, one after the other, by a thread of the account that the file is on: its
-//! user holds up himself.
+//! then waits, and can't be killed meanwhile. So that is done here, by threads that are of no use to anybody else: up to [`THREADS`] for the
+//! files of an owner, and what more there is to do to his files waits for them.
 //!
-//! **Life of a thread.** It is started by an account's first errand and ends when it has had none for [`LINGER`]. It has a table of files of
-//! its own, with nothing in it: a server that was killed lets go of its lock and its socket even if such a thread of its is still waiting. So
-//! an errand opens what it needs by its path, and has nothing of the server's but memory.
+//! **Life of a thread.** It is started for an errand, does what has waited meanwhile, and ends. It has a table of files of its own, with
+//! nothing in it: a server that was killed lets go of its lock and its socket even if such a thread of its is still waiting (from Linux 5.9
+//! on; before, the lock stays). So an errand opens what it needs by its path, and has nothing of the server's but memory.
 
 use crate::sys::thread;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// So long a thread waits for its account's next errand.
-const LINGER: Duration = Duration::from_secs(5);
-/// So long somebody waits for his errand, which takes microseconds where its user holds nothing up.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// So many of an owner's files can be held up before his others are.
+const THREADS: usize = 8;
+/// So long a request waits for all of its errands. Where nothing is held up, one takes as long as the kernel takes.
+pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 /// So many may wait at once. The others of those who do what clients ask go on, and serve other users.
 const WAITERS: usize = 2;
-/// So many errands of one account are kept; further ones are refused, and come again with a later look.
+/// So many errands of one owner are kept; further ones are refused.
 const KEPT: usize = 1024;
 /// What a thread needs of a stack.
 const STACK: usize = 64 << 10;
 
 type Errand = Box<dyn FnOnce() + Send>;
 
-/// An account that has a thread.
-struct Account {
-    errands: Sender<Errand>,
-    /// Errands that are not done, the one that it is at included.
-    pending: usize,
-    /// When it came to that one.
-    begun: Instant,
+/// An owner of files to which something is being done.
+struct Owner {
+    threads: usize,
+    waiting: VecDeque<Errand>,
+    /// When an errand of his was done the last time.
+    done: Instant,
 }
 
-#[derive(Default)]
-struct Common {
-    accounts: Mutex<HashMap<u32, Account>>,
+struct Common<T> {
+    owners: Mutex<HashMap<u32, Owner>>,
     /// What came of errands for which nobody waited.
-    late: Mutex<Vec<(u64, bool)>>,
+    late: Mutex<Vec<T>>,
     waiters: Mutex<usize>,
 }
 
-/// See the module.
-#[derive(Default)]
-pub(super) struct Errands(Arc<Common>);
+/// What came of an errand.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Result<T> {
+    Done(T),
+    /// [`Errands::late`] will have it.
+    Later,
+    /// There is no thread to be had, or too much is held up. It will not be done.
+    Refused,
+}
+
+/// See the module. An errand comes to a `T`.
+pub(super) struct Errands<T>(Arc<Common<T>>);
 
 /// What somebody who waits and the thread have between them.
-#[derive(Default)]
-struct Shelf {
-    place: Mutex<Place>,
+struct Shelf<T> {
+    place: Mutex<Place<T>>,
     filled: Condvar,
 }
 
-#[derive(Default, Clone, Copy)]
-enum Place {
-    #[default]
+enum Place<T> {
     Awaited,
-    Done(bool),
+    Done(T),
     /// Nobody waits.
     Left,
 }
@@ -70,123 +73,116 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Errands {
-    /// Has `errand` done for `account`. Returns what came of it, if that is known in a moment and the caller wants to wait for it; else
-    /// [`Errands::late`] has it, by its `number`.
-    pub fn run(
-        &self,
-        account: u32,
-        number: u64,
-        wait: bool,
-        errand: impl FnOnce() -> bool + Send + 'static,
-    ) -> Option<bool> {
-        let waiter = wait.then(|| Waiter::new(&self.0)).flatten();
-        let shelf = Arc::new(Shelf::default());
-        if waiter.is_none() {
-            *lock(&shelf.place) = Place::Left;
-        }
+impl<T: Send + 'static> Errands<T> {
+    pub fn new() -> Errands<T> {
+        let (owners, late, waiters) = (Mutex::new(HashMap::new()), Mutex::new(Vec::new()), Mutex::new(0));
+        Errands(Arc::new(Common { owners, late, waiters }))
+    }
+
+    /// Has `errand` done to a file of `owner`'s, and waits for it `until` then, if it is worth that.
+    pub fn run(&self, owner: u32, until: Option<Instant>, errand: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+        let waiter = until.and_then(|until| Waiter::new(&self.0.waiters, until));
+        let place = if waiter.is_some() { Place::Awaited } else { Place::Left };
+        let shelf = Arc::new(Shelf { place: Mutex::new(place), filled: Condvar::new() });
         let (common, on) = (self.0.clone(), shelf.clone());
-        let done = Box::new(move || {
+        let errand = Box::new(move || {
             let done = errand();
             let mut place = lock(&on.place);
             match *place {
-                Place::Left => lock(&common.late).push((number, done)),
+                Place::Left => lock(&common.late).push(done),
                 _ => *place = Place::Done(done),
             }
             on.filled.notify_one();
         });
-        let Some(patience) = self.put(account, done) else { return Some(false) };
-        let awaited = |place: &mut Place| matches!(place, Place::Awaited);
-        let place = lock(&shelf.place);
-        let place = shelf.filled.wait_timeout_while(place, patience, awaited);
+        let Some(patience) = self.put(owner, errand) else { return Result::Refused };
+        let Some(waiter) = waiter else { return Result::Later };
+        let patience = patience.min(waiter.until.saturating_duration_since(Instant::now()));
+        let awaited = |place: &mut Place<T>| matches!(place, Place::Awaited);
+        let place = shelf.filled.wait_timeout_while(lock(&shelf.place), patience, awaited);
         let mut place = place.unwrap_or_else(PoisonError::into_inner).0;
-        match *place {
-            Place::Done(done) => Some(done),
-            _ => {
-                *place = Place::Left;
-                None
-            }
+        match std::mem::replace(&mut *place, Place::Left) {
+            Place::Done(done) => Result::Done(done),
+            _ => Result::Later,
         }
-    }
-
-    /// As [`Errands::run`], where nobody wants to know.
-    pub fn send(&self, account: u32, errand: impl FnOnce() + Send + 'static) {
-        let _ = self.put(account, Box::new(errand));
     }
 
     /// What has come of errands since the last call, for which nobody has waited to the end.
-    pub fn late(&self) -> Vec<(u64, bool)> {
+    pub fn late(&self) -> Vec<T> {
         std::mem::take(&mut lock(&self.0.late))
     }
 
-    /// Puts an errand behind the others of its account. Returns how long it is worth waiting for, or `None` if it will not be done.
-    fn put(&self, account: u32, errand: Errand) -> Option<Duration> {
-        let mut accounts = lock(&self.0.accounts);
-        let of = match accounts.entry(account) {
+    /// Has an errand done, now or after others. Returns how long it is worth waiting for, or `None` if it will not be done.
+    fn put(&self, owner: u32, errand: Errand) -> Option<Duration> {
+        let mut owners = lock(&self.0.owners);
+        let of = match owners.entry(owner) {
             Entry::Occupied(of) => of.into_mut(),
-            Entry::Vacant(place) => {
-                let (errands, heard) = channel();
-                let common = self.0.clone();
-                let builder = std::thread::Builder::new().name("pool-errands".into()).stack_size(STACK);
-                builder.spawn(move || common.work(account, &heard)).ok()?;
-                place.insert(Account { errands, pending: 0, begun: Instant::now() })
-            }
+            Entry::Vacant(place) => place.insert(Owner { threads: 0, waiting: VecDeque::new(), done: Instant::now() }),
         };
-        if of.pending == KEPT {
+        let (threads, kept) = (of.threads, of.waiting.len());
+        if kept == KEPT {
             return None;
         }
-        if of.pending == 0 {
-            of.begun = Instant::now();
+        of.waiting.push_back(errand);
+        if threads == THREADS {
+            // Where nothing was done for long, their user holds them up.
+            return Some(PATIENCE.saturating_sub(of.done.elapsed()));
         }
-        of.errands.send(errand).ok()?;
-        of.pending += 1;
-        // Where it has been at one for long, its user holds it up.
-        Some(PATIENCE.saturating_sub(of.begun.elapsed()))
+        let common = self.0.clone();
+        let builder = std::thread::Builder::new().name("pool-errands".into()).stack_size(STACK);
+        match builder.spawn(move || common.work(owner)) {
+            Ok(_) => of.threads += 1,
+            Err(_) if threads > 0 => {}
+            Err(_) => {
+                owners.remove(&owner);
+                return None;
+            }
+        }
+        Some(PATIENCE)
     }
 }
 
-impl Common {
+impl<T> Common<T> {
     /// The life of a thread.
-    fn work(&self, account: u32, errands: &Receiver<Errand>) {
-        // Where it is refused, nothing but that a killed server would end later.
+    fn work(&self, owner: u32) {
         let _ = thread::leave_descriptors();
-        loop {
-            match errands.recv_timeout(LINGER) {
-                Ok(errand) => {
-                    errand();
-                    if let Some(of) = lock(&self.accounts).get_mut(&account) {
-                        (of.pending, of.begun) = (of.pending - 1, Instant::now());
-                    }
-                }
-                Err(RecvTimeoutError::Disconnected) => return,
-                Err(RecvTimeoutError::Timeout) => {
-                    let mut accounts = lock(&self.accounts);
-                    if accounts.get(&account).is_none_or(|of| of.pending == 0) {
-                        accounts.remove(&account);
-                        return;
-                    }
+        let next = || {
+            let mut owners = lock(&self.owners);
+            let of = owners.get_mut(&owner)?;
+            of.done = Instant::now();
+            let errand = of.waiting.pop_front();
+            if errand.is_none() {
+                of.threads -= 1;
+                if of.threads == 0 {
+                    owners.remove(&owner);
                 }
             }
+            errand
+        };
+        while let Some(errand) = next() {
+            errand();
         }
     }
 }
 
 /// One of those who may wait.
-struct Waiter<'c>(&'c Common);
+struct Waiter<'c> {
+    waiters: &'c Mutex<usize>,
+    until: Instant,
+}
 
 impl Waiter<'_> {
-    fn new(common: &Common) -> Option<Waiter<'_>> {
-        let mut waiters = lock(&common.waiters);
-        (*waiters < WAITERS).then(|| {
-            *waiters += 1;
-            Waiter(common)
+    fn new(waiters: &Mutex<usize>, until: Instant) -> Option<Waiter<'_>> {
+        let mut now = lock(waiters);
+        (*now < WAITERS).then(|| {
+            *now += 1;
+            Waiter { waiters, until }
         })
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        *lock(&self.0.waiters) -= 1;
+        *lock(self.waiters) -= 1;
     }
 }
 
@@ -196,6 +192,10 @@ mod tests {
     use std::fs::File;
     use std::io::Read;
     use std::sync::Barrier;
+
+    fn soon() -> Option<Instant> {
+        Some(Instant::now() + Duration::from_secs(20))
+    }
 
     fn eventually<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -210,65 +210,98 @@ mod tests {
 
     #[test]
     fn whoever_waits_hears_of_it_at_once() {
-        let errands = Errands::default();
-        let answers = [true, false, true].map(|done| errands.run(7, 1, true, move || done));
-        assert_eq!(answers, [Some(true), Some(false), Some(true)]);
+        let errands = Errands::new();
+        let answers = [1, 2, 3].map(|number| errands.run(7, soon(), move || number));
+        assert_eq!(answers, [1, 2, 3].map(Result::Done));
         assert!(errands.late().is_empty());
+        eventually("the last thread has ended", || lock(&errands.0.owners).is_empty().then_some(()));
     }
 
     #[test]
-    fn an_account_that_is_held_up_holds_up_nobody_else() {
-        let errands = Errands::default();
-        let gate = Arc::new(Barrier::new(2));
-        let held = |number| {
+    fn files_that_are_held_up_hold_up_nothing_but_many_others_of_their_owner() {
+        let errands = Errands::new();
+        let gate = Arc::new(Barrier::new(THREADS + 1));
+        for number in 0..THREADS {
             let gate = gate.clone();
-            errands.run(7, number, true, move || gate.wait().is_leader() | true)
-        };
-        assert_eq!(held(1), None);
-        // That is known now, so nobody waits for the next one.
+            // Whoever waits for it leaves in time.
+            let until = Some(Instant::now() + Duration::from_millis(5));
+            let held = errands.run(7, until, move || {
+                gate.wait();
+                number
+            });
+            assert_eq!(held, Result::Later);
+            if number < THREADS - 1 {
+                assert_eq!(errands.run(7, soon(), || 100), Result::Done(100), "after {number}");
+            }
+        }
+        std::thread::sleep(PATIENCE);
+        // That it is so is known now, so nobody waits for it.
         let before = Instant::now();
-        assert_eq!(held(2), None);
+        assert_eq!(errands.run(7, soon(), || 200), Result::Later);
         assert!(before.elapsed() < PATIENCE / 2, "{:?}", before.elapsed());
-        assert_eq!(errands.run(8, 3, true, || true), Some(true));
+        assert_eq!(errands.run(8, soon(), || 300), Result::Done(300));
         assert!(errands.late().is_empty());
-        gate.wait();
+        // What is kept is bounded.
+        (1..KEPT).for_each(|_| assert_eq!(errands.run(7, None, || 400), Result::Later));
+        assert_eq!(errands.run(7, None, || 500), Result::Refused);
         gate.wait();
         let mut late = Vec::new();
-        eventually("both are done", || {
+        eventually("all are done", || {
             late.extend(errands.late());
-            (late.len() == 2).then_some(())
+            (late.len() == THREADS + KEPT).then_some(())
         });
-        assert_eq!(late, [(1, true), (2, true)]);
+        late.sort_unstable();
+        assert_eq!((late[THREADS - 1], late[THREADS], late[THREADS + 1]), (THREADS - 1, 200, 400));
+    }
+
+    #[test]
+    fn two_wait_and_the_others_go_on() {
+        let errands = Errands::new();
+        let gate = Arc::new(Barrier::new(3));
+        std::thread::scope(|scope| {
+            for owner in [1, 2] {
+                let gate = gate.clone();
+                let errands = &errands;
+                scope.spawn(move || {
+                    let until = Some(Instant::now() + PATIENCE);
+                    assert_eq!(errands.run(owner, until, move || _ = gate.wait()), Result::Later);
+                });
+            }
+            eventually("both wait", || (*lock(&errands.0.waiters) == WAITERS).then_some(()));
+            assert_eq!(errands.run(3, soon(), || ()), Result::Later);
+        });
+        gate.wait();
+        let mut late = 0;
+        eventually("all are done", || {
+            late += errands.late().len();
+            (late == 3).then_some(())
+        });
     }
 
     #[test]
     fn a_thread_that_is_held_up_keeps_nothing_open() {
-        let errands = Errands::default();
+        let errands = Errands::new();
         let (mut reader, writer) = std::io::pipe().unwrap();
         let gate = Arc::new(Barrier::new(2));
         let of_thread = gate.clone();
         let opens = || File::open("/proc/self/stat").is_ok();
-        assert_eq!(
-            errands.run(7, 1, false, move || {
-                of_thread.wait();
-                opens()
-            }),
-            None
-        );
-        // The thread is there, and had a copy of both ends.
+        let held = errands.run(7, None, move || {
+            of_thread.wait();
+            opens()
+        });
+        assert_eq!(held, Result::Later);
+        // The thread is there, and shared both ends.
+        let parted = |task: std::path::PathBuf| {
+            std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "pool-errands")
+                && std::fs::read_dir(task.join("fd")).is_ok_and(|files| files.count() == 0)
+        };
         eventually("the thread has parted", || {
-            let of_tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
-            of_tasks
-                .filter(|task| {
-                    std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "pool-errands")
-                })
-                .any(|task| std::fs::read_dir(task.join("fd")).is_ok_and(|files| files.count() == 0))
-                .then_some(())
+            let mut tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+            tasks.any(|task| parted(task.path())).then_some(())
         });
         drop(writer);
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
         gate.wait();
-        let late = eventually("the errand is done", || errands.late().pop());
-        assert_eq!(late, (1, true), "it opens what it needs");
+        assert!(eventually("the errand is done", || errands.late().pop()), "it opens what it needs");
     }
 }

@@ -410,9 +410,7 @@ impl Keeper {
     /// Lets those go that nobody has any more, and takes back what their owners have added to them. Whether somebody has a file open is
     /// asked of `all`, or of those that are going.
     fn look_at_taken(&self, all: bool) {
-        for (id, done) in self.shared.errands.late() {
-            self.shared.happened(Event::Seized(id, done));
-        }
+        self.shared.hear_of_errands();
         if all {
             self.shared.store.keep_room_for_files();
             self.find_strays();
@@ -421,7 +419,8 @@ impl Keeper {
         // Whether somebody has it open is a question to the kernel by itself.
         let asked = |taken: &TakenFile<Arc<File>>| all && matches!(taken.life, Life::Path(_));
         let file = |(id, taken): (&u64, &TakenFile<Arc<File>>)| {
-            let file = taken.file.clone().filter(|_| taken.is_settled())?;
+            // One that is held up while it is taken from its owner may still grow.
+            let file = taken.file.clone().filter(|_| taken.is_settled() || taken.life == Life::Leaving)?;
             Some((*id, file, asked(taken)))
         };
         let files: Vec<_> = self.shared.broker().state.taken.iter().filter_map(file).collect();
@@ -430,7 +429,7 @@ impl Keeper {
             // Where the kernel can't tell, it stays until it is released.
             let unused = asked.then(|| shared_file::unused_by_others(&file).unwrap_or(false));
             drop(file);
-            self.shared.happened(Event::Seen(id, seen(&facts, unused)));
+            self.shared.happened(Event::Seen(id, seen(&facts, self.looks, unused)));
         }
     }
 
@@ -446,7 +445,7 @@ impl Keeper {
                 self.shared.happened(Event::Opened(id, Arc::new(file)));
             } else if let Some(facts) = self.shared.store.facts(&name) {
                 // Its owner keeps it from being opened, but not from being looked at.
-                self.shared.happened(Event::Seen(id, seen(&facts, None)));
+                self.shared.happened(Event::Seen(id, seen(&facts, self.looks, None)));
             }
         }
     }
@@ -464,9 +463,9 @@ impl Keeper {
     }
 }
 
-fn seen(facts: &Metadata, unused: Option<bool>) -> Seen {
+fn seen(facts: &Metadata, look: u32, unused: Option<bool>) -> Seen {
     let (len, backed) = (facts.len() as usize, facts.blocks() as usize * 512);
-    Seen { len, backed, seized: store::is_seized(facts), unused }
+    Seen { len, backed, owner: facts.uid(), seized: store::is_seized(facts), look, unused }
 }
 
 /// Bytes that may be filled on a node, whole huge pages; what the kernel does not say is no limit.

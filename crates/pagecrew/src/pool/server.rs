@@ -2,7 +2,7 @@
 
 use super::broker::{Action, Asker, Broker, Event, Handing, Now, Offenders, Survey, Wish, spread};
 use super::capacity::Capacity;
-use super::errands::Errands;
+use super::errands::{self, Errands};
 use super::error::Error;
 use super::front::{Connection, Front};
 use super::gate;
@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// What the threads of a server share.
 pub(super) struct Shared {
@@ -36,7 +37,7 @@ pub(super) struct Shared {
     /// Whether the machine has nodes to choose from.
     pub several_nodes: bool,
     broker: Mutex<Broker<Arc<File>>>,
-    pub errands: Errands,
+    errands: Errands<Event<Arc<File>>>,
     /// The keeper sleeps on it.
     wake: OwnedFd,
     pub stop: AtomicBool,
@@ -153,8 +154,11 @@ impl Shared {
 
     /// Does what is to be done about `event`, which a client has caused, and waits a moment for what he may hold up.
     fn asked(&self, event: Event<Arc<File>>) -> Outcome {
+        // What was given back meanwhile, he may have again.
+        self.hear_of_errands();
+        let until = (!self.stop.load(Ordering::SeqCst)).then(|| Instant::now() + errands::PATIENCE);
         let actions = self.broker().handle(event, now());
-        self.perform_all(actions, true)
+        self.perform_until(actions, until)
     }
 
     /// Does what is to be done about `event`, and waits for nobody.
@@ -163,23 +167,49 @@ impl Shared {
         self.perform(actions)
     }
 
-    /// Performs `actions`, and what follows from each before the next one.
-    pub fn perform(&self, actions: Vec<Action<Arc<File>>>) -> Outcome {
-        self.perform_all(actions, false)
+    /// Does what is to be done about what has come of errands for which nobody waited.
+    pub fn hear_of_errands(&self) {
+        self.errands.late().into_iter().for_each(|event| drop(self.happened(event)));
     }
 
-    fn perform_all(&self, actions: Vec<Action<Arc<File>>>, waits: bool) -> Outcome {
+    /// Performs `actions`, and what follows from each before the next one.
+    pub fn perform(&self, actions: Vec<Action<Arc<File>>>) -> Outcome {
+        self.perform_until(actions, None)
+    }
+
+    /// As [`Shared::perform`], and waits for errands until then.
+    fn perform_until(&self, actions: Vec<Action<Arc<File>>>, until: Option<Instant>) -> Outcome {
         let mut outcome = Outcome::default();
         let mut actions = VecDeque::from(actions);
         while let Some(action) = actions.pop_front() {
-            let follow = self.perform_one(action, waits, &mut outcome);
+            let follow = self.perform_one(action, until, &mut outcome);
             follow.into_iter().rev().for_each(|action| actions.push_front(action));
         }
         outcome
     }
 
+    /// Has something done to a taken file that its owner may hold up; `refused` is what it comes to where it isn't done.
+    fn errand(
+        &self,
+        owner: u32,
+        until: Option<Instant>,
+        refused: Event<Arc<File>>,
+        errand: impl FnOnce() -> Event<Arc<File>> + Send + 'static,
+    ) -> Option<Event<Arc<File>>> {
+        match self.errands.run(owner, until, errand) {
+            errands::Result::Done(event) => Some(event),
+            errands::Result::Later => None,
+            errands::Result::Refused => Some(refused),
+        }
+    }
+
     /// Performs an action. Returns what follows from what came of it.
-    fn perform_one(&self, action: Action<Arc<File>>, waits: bool, outcome: &mut Outcome) -> Vec<Action<Arc<File>>> {
+    fn perform_one(
+        &self,
+        action: Action<Arc<File>>,
+        until: Option<Instant>,
+        outcome: &mut Outcome,
+    ) -> Vec<Action<Arc<File>>> {
         let event = match action {
             Action::Survey(wish) => {
                 let id = match self.store.new_id() {
@@ -230,17 +260,16 @@ impl Shared {
                 None
             }
             Action::HandOut(handing) => Some(self.hand_out(handing, outcome)),
-            Action::Seize { user, id, name } => {
+            Action::Seize { owner, id, name } => {
                 let path = self.store.taken_path(&name);
-                let seized = self.errands.run(user, id, waits, move || store::seize(&path));
-                // Or the keeper hears of it.
-                seized.map(|done| Event::Seized(id, done))
+                let seize = move || Event::Seized(id, store::seize(&path));
+                self.errand(owner, until, Event::Seized(id, false), seize)
             }
             Action::TakeBack { id, name, file } => self.store.take_back(&name, &file).then_some(Event::TakenBack(id)),
-            Action::Shrink { user, name, size } => {
+            Action::Shrink { owner, id, name, size } => {
                 let path = self.store.taken_path(&name);
-                self.errands.send(user, move || store::shrink(&path, size));
-                None
+                let shrink = move || Event::Shrunk(id, store::shrink(&path, size));
+                self.errand(owner, None, Event::Shrunk(id, false), shrink)
             }
             Action::Give { name, node, size, ready } => {
                 let path = self.store.taken_path(&name).to_string_lossy().into_owned();
@@ -441,7 +470,7 @@ impl Server {
             capacity,
             several_nodes: nodes.len() > 1,
             broker: Mutex::new(broker),
-            errands: Errands::default(),
+            errands: Errands::new(),
             wake,
             stop: AtomicBool::new(false),
             filler: AtomicI32::new(0),

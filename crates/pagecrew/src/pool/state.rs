@@ -65,6 +65,9 @@ pub(super) struct TakenFile<F> {
     pub offences: u32,
     /// Bytes of memory in it when it was last looked at.
     pub backed: usize,
+    /// Who owned it when it was last looked at and was somebody's: of one account, its user and those who are his in namespaces.
+    pub owner: u32,
+    pub put_back: PutBack,
     /// Bytes that were promised with it, and that its taker has not touched yet, as far as was seen.
     pub promised: usize,
 }
@@ -82,10 +85,24 @@ pub(super) struct Found<F> {
 }
 
 impl<F> TakenFile<F> {
+    /// Bytes that were handed out, as far as its name says that.
+    pub fn handed_out(&self) -> usize {
+        Entry::read(&self.name).and_then(|entry| entry.holding).map_or(self.size, |holding| holding.size)
+    }
+
     /// Whether it is where its name says, and nobody is about to change that or its size.
     pub fn is_settled(&self) -> bool {
         !matches!(self.life, Life::Arriving(_) | Life::Leaving)
     }
+}
+
+/// Whether a file that was found larger is being put back to its size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PutBack {
+    No,
+    Underway,
+    /// That was tried in vain.
+    Failed,
 }
 
 /// How long a taken file stays.
@@ -342,7 +359,20 @@ impl<F: Clone> State<F> {
         let Some(Holding { size, user, since, .. }) = holding else { return };
         // The connection that a file was to stay for has ended with the former server.
         let life = if going { Life::Going } else { Life::Path(None) };
-        let taken = TakenFile { file, name, size, user, since, node, life, offences: 0, backed: 0, promised: 0 };
+        let taken = TakenFile {
+            file,
+            name,
+            size,
+            user,
+            since,
+            node,
+            life,
+            offences: 0,
+            backed: 0,
+            owner: user,
+            put_back: PutBack::No,
+            promised: 0,
+        };
         // Twice the same number: root has made one of them.
         self.forget(id);
         self.taken.insert(id, taken);
@@ -351,7 +381,14 @@ impl<F: Clone> State<F> {
 
     /// Counts a file as `size` bytes of its user's, if that is more than it was counted as.
     pub fn charge_more(&mut self, id: u64, size: usize) {
-        if let Some(taken) = self.taken.get_mut(&id).filter(|taken| taken.size < size) {
+        if self.taken.get(&id).is_some_and(|taken| taken.size < size) {
+            self.charge(id, size);
+        }
+    }
+
+    /// Counts a file as `size` bytes of its user's.
+    pub fn charge(&mut self, id: u64, size: usize) {
+        if let Some(taken) = self.taken.get_mut(&id) {
             self.accounts.refund(taken.user, taken.size);
             self.accounts.put_down(taken.user, size);
             taken.size = size;

@@ -280,13 +280,11 @@ pub(super) fn is_seized(facts: &Metadata) -> bool {
     facts.uid() == own_user() && facts.mode() & 0o7777 == SEIZED
 }
 
-/// Takes from the file at `path` what it has beyond `size` bytes, what is reserved beyond its end included. Where its owner keeps it from being
-/// opened, nothing happens. May wait for whoever has it open.
-pub(super) fn shrink(path: &Path, size: usize) {
-    if let Some(file) = open_found(path) {
-        let _ = file.set_len(size as u64);
-        let _ = shared_file::punch_from(&file, size);
-    }
+/// Takes from the file at `path` what it has beyond `size` bytes, what is reserved beyond its end included. Returns whether that is so: not
+/// where its owner keeps it from being opened. May wait for whoever has it open.
+pub(super) fn shrink(path: &Path, size: usize) -> bool {
+    let shrink = |file: File| file.set_len(size as u64).is_ok() && shared_file::punch_from(&file, size).is_ok();
+    open_found(path).is_some_and(shrink)
 }
 
 /// The user that serves.

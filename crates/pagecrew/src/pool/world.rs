@@ -9,7 +9,7 @@ use super::capacity::Capacity;
 use super::ledger::{Entry, Holding};
 use super::protocol::{Code, Until};
 use super::quota::Quotas;
-use super::state::{Found, GivenUp, Life, Ready, Refusal, Settings, State};
+use super::state::{Found, GivenUp, Life, Ready, Refusal, Settings, State, TakenFile};
 use crate::sys::HUGE_PAGE_SIZE;
 use crate::sys::seqpacket::Peer;
 use proptest::prelude::*;
@@ -57,7 +57,8 @@ struct File {
 impl File {
     fn seen(&self, unused: Option<bool>) -> Seen {
         let seized = matches!(self.place, Place::Going(_));
-        Seen { len: self.len, backed: self.backed + self.grown, seized, unused }
+        let (len, backed) = (self.len, self.backed + self.grown);
+        Seen { len, backed, owner: self.owner, seized, look: 0, unused }
     }
 }
 
@@ -81,8 +82,8 @@ struct World {
     broker: Broker<usize>,
     files: Vec<File>,
     workers: Vec<Worker>,
-    /// Seizures that are held up, and of which server.
-    errands: VecDeque<(u64, String, usize)>,
+    /// What is held up: seizures, and files that are to be put back to a size. And of which server.
+    errands: VecDeque<(u64, String, Option<usize>, usize)>,
     /// What the filler is at: node, id, file, where, how much.
     piece: Option<(usize, u64, usize, usize, usize)>,
     /// Who is connected: the account of each.
@@ -292,7 +293,7 @@ impl World {
             Action::HandOut(handing) => Some(self.hand_out(worker, handing)),
             Action::Seize { id, name, .. } if self.one_in(4) => {
                 // Its owner holds that up, and the others do not wait for it.
-                self.errands.push_back((id, name, self.kills));
+                self.errands.push_back((id, name, None, self.kills));
                 None
             }
             Action::Seize { id, name, .. } => Some(self.seize(id, name)),
@@ -308,12 +309,11 @@ impl World {
                 (file.len, file.backed, file.grown, file.place) = (0, 0, 0, Place::Gone);
                 Some(Event::TakenBack(id))
             }
-            Action::Shrink { name, size, .. } => {
-                let places = [Place::Taken(name.clone()), Place::Going(name)];
-                let file = self.files.iter_mut().find(|file| places.contains(&file.place))?;
-                (file.len, file.backed, file.grown) = (file.len.min(size), file.backed.min(size), 0);
+            Action::Shrink { id, name, size, .. } if self.one_in(4) => {
+                self.errands.push_back((id, name, Some(size), self.kills));
                 None
             }
+            Action::Shrink { id, name, size, .. } => Some(self.shrink(id, name, size)),
             Action::Give { name, size, .. } => {
                 let file = self.workers[worker].file.take().expect("a descriptor goes with it");
                 self.given += 1;
@@ -352,12 +352,26 @@ impl World {
         Event::Seized(id, true)
     }
 
+    fn shrink(&mut self, id: u64, name: String, size: usize) -> Event<usize> {
+        let places = [Place::Taken(name.clone()), Place::Going(name)];
+        let can = !self.one_in(10);
+        let file = self.files.iter_mut().find(|file| can && places.contains(&file.place));
+        let done = file.is_some();
+        if let Some(file) = file {
+            (file.len, file.backed, file.grown) = (file.len.min(size), file.backed.min(size), 0);
+        }
+        Event::Shrunk(id, done)
+    }
+
     /// An errand that was held up is done, and the keeper hears of it.
     fn errand(&mut self) {
-        if let Some((id, name, server)) = self.errands.pop_front() {
-            let seized = self.seize(id, name);
+        if let Some((id, name, size, server)) = self.errands.pop_front() {
+            let event = match size {
+                None => self.seize(id, name),
+                Some(size) => self.shrink(id, name, size),
+            };
             if server == self.kills {
-                self.workers[WORKERS].queue.push_back(Do::Event(seized));
+                self.workers[WORKERS].queue.push_back(Do::Event(event));
             }
         }
     }
@@ -472,7 +486,7 @@ impl World {
 
     fn look_at(&mut self, id: u64, all: bool) {
         let taken = &self.broker.state.taken[&id];
-        if !taken.is_settled() {
+        if !taken.is_settled() && taken.life != Life::Leaving {
             return;
         }
         let event = match taken.file {
@@ -590,7 +604,7 @@ impl World {
             let entry = Entry::read(&name).unwrap();
             let Holding { size, user, since, .. } = entry.holding.unwrap();
             let known = before.state.taken.get(&entry.id).expect("the former server had it on an account");
-            assert_eq!((size, user, since, &name), (known.size, known.user, known.since, &known.name));
+            assert_eq!((size, user, since, &name), (known.handed_out(), known.user, known.since, &known.name));
             let file = (!self.one_in(8)).then_some(number);
             self.broker.state.adopt(Found { name, entry, file, going });
         }
@@ -607,10 +621,15 @@ impl World {
         let kept: BTreeMap<u32, (usize, usize)> =
             state.accounts.users().map(|(user, bytes, files)| (user, (bytes, files))).collect();
         assert_eq!(accounts, kept, "each account is the sum of its files");
-        for (&user, &(bytes, _)) in &accounts {
-            assert!(bytes <= quota(user), "{user} has {bytes}");
+        // What somebody has made of his files and nobody could take from him yet is counted, too.
+        let handed_out = |user: Option<u32>| -> usize {
+            let of_user = state.taken.values().filter(|taken| user.is_none_or(|user| taken.user == user));
+            of_user.map(TakenFile::handed_out).sum()
+        };
+        for &user in accounts.keys() {
+            assert!(handed_out(Some(user)) <= quota(user), "{user} has {}", handed_out(Some(user)));
         }
-        assert!(state.taken_bytes() + state.ready() <= LIMIT);
+        assert!(handed_out(None) + state.ready() <= LIMIT);
         let mut ids: BTreeSet<u64> = state.taken.keys().copied().collect();
         let waiting = state.nodes.values().flat_map(|node| &node.waiting);
         for ready in waiting {

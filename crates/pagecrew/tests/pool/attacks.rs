@@ -590,12 +590,19 @@ fn kept_locked(directory: &Path, client: &Client) {
     // They are released as far as he can tell, and on his account as long as he has them.
     assert!(before.elapsed() < late(), "{:?}", before.elapsed());
     assert_eq!(code(client.take(&request(8 * MIB, Until::Unused))), Code::Quota);
-    // One that he makes longer as well, and one that he leaves with the connection that it was to stay for.
+    // One that he leaves with the connection that it was to stay for, and has made longer before.
     let other = Client::connect(&directory.join("socket")).unwrap();
-    let taken = other.take(&request(4 * MIB, Until::Closed)).unwrap();
+    let taken = other.take(&request(2 * MIB, Until::Closed)).unwrap();
     taken.file.set_len(64 * MIB as u64).unwrap();
     keep_locked(&taken.file);
     drop(other);
+    // And one that he goes on making longer behind them, until it is taken from him.
+    let grown = take(client, 2 * MIB);
+    for _ in 0..6 {
+        let _ = reserve(&grown.file, 0, 256 * MIB);
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    assert!(open(&grown.path, libc::O_RDWR).is_err() && grown.file.metadata().unwrap().len() == 0);
     rest();
 }
 
