@@ -84,7 +84,10 @@ static void give_back(struct hand_out *held, unsigned way) {
         snprintf(request, sizeof request, "release path=%s", held->path);
         CHECK(ask(held->connection, request, answer, sizeof answer) == -1);
         if (strncmp(answer, "released size=", 14)) fail(__FILE__, __LINE__, answer);
-        CHECK(access(held->path, F_OK) && errno == ENOENT);
+        // Its name stays as long as that, but nobody else can open it.
+        struct stat facts;
+        CHECK(!stat(held->path, &facts) && facts.st_uid == 0 && (facts.st_mode & 07777) == 0);
+        CHECK(geteuid() == 0 || (open(held->path, O_RDWR) == -1 && errno == EACCES));
         fill(held->start, held->size, held->seed + 1, true);
         close(held->connection);
         close(held->file);

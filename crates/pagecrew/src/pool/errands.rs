@@ -12,62 +12,35 @@
 use crate::sys::thread;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// So many of an owner's files can be held up before his others are.
 const THREADS: usize = 8;
-/// So long a request waits for all of its errands. Where nothing is held up, one takes as long as the kernel takes.
-pub(super) const PATIENCE: Duration = Duration::from_millis(100);
-/// So many may wait at once. The others of those who do what clients ask go on, and serve other users.
-const WAITERS: usize = 2;
 /// So many errands of one owner are kept; further ones are refused.
 const KEPT: usize = 1024;
 /// What a thread needs of a stack.
 const STACK: usize = 64 << 10;
 
-type Errand = Box<dyn FnOnce() + Send>;
+type Bell = Box<dyn Fn() + Send>;
+type Errand<T> = Box<dyn FnOnce() -> T + Send>;
 
 /// An owner of files to which something is being done.
-struct Owner {
+struct Owner<T> {
     threads: usize,
-    waiting: VecDeque<Errand>,
-    /// When an errand of his was done the last time.
-    done: Instant,
+    waiting: VecDeque<Errand<T>>,
 }
 
 struct Common<T> {
-    owners: Mutex<HashMap<u32, Owner>>,
-    /// What came of errands for which nobody waited.
-    late: Mutex<Vec<T>>,
-    waiters: Mutex<usize>,
-}
-
-/// What came of an errand.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Result<T> {
-    Done(T),
-    /// [`Errands::late`] will have it.
-    Later,
-    /// There is no thread to be had, or too much is held up. It will not be done.
-    Refused,
+    owners: Mutex<HashMap<u32, Owner<T>>>,
+    /// What errands have come to.
+    done: Mutex<VecDeque<T>>,
+    /// Called when there is one more of these.
+    bell: Mutex<Option<Bell>>,
 }
 
 /// See the module. An errand comes to a `T`.
 pub(super) struct Errands<T>(Arc<Common<T>>);
-
-/// What somebody who waits and the thread have between them.
-struct Shelf<T> {
-    place: Mutex<Place<T>>,
-    filled: Condvar,
-}
-
-enum Place<T> {
-    Awaited,
-    Done(T),
-    /// Nobody waits.
-    Left,
-}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -75,69 +48,53 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl<T: Send + 'static> Errands<T> {
     pub fn new() -> Errands<T> {
-        let (owners, late, waiters) = (Mutex::new(HashMap::new()), Mutex::new(Vec::new()), Mutex::new(0));
-        Errands(Arc::new(Common { owners, late, waiters }))
+        let (owners, done) = (Mutex::new(HashMap::new()), Mutex::new(VecDeque::new()));
+        Errands(Arc::new(Common { owners, done, bell: Mutex::new(None) }))
     }
 
-    /// Has `errand` done to a file of `owner`'s, and waits for it `until` then, if it is worth that.
-    pub fn run(&self, owner: u32, until: Option<Instant>, errand: impl FnOnce() -> T + Send + 'static) -> Result<T> {
-        let waiter = until.and_then(|until| Waiter::new(&self.0.waiters, until));
-        let place = if waiter.is_some() { Place::Awaited } else { Place::Left };
-        let shelf = Arc::new(Shelf { place: Mutex::new(place), filled: Condvar::new() });
-        let (common, on) = (self.0.clone(), shelf.clone());
-        let errand = Box::new(move || {
-            let done = errand();
-            let mut place = lock(&on.place);
-            match *place {
-                Place::Left => lock(&common.late).push(done),
-                _ => *place = Place::Done(done),
-            }
-            on.filled.notify_one();
-        });
-        let Some(patience) = self.put(owner, errand) else { return Result::Refused };
-        let Some(waiter) = waiter else { return Result::Later };
-        let patience = patience.min(waiter.until.saturating_duration_since(Instant::now()));
-        let awaited = |place: &mut Place<T>| matches!(place, Place::Awaited);
-        let place = shelf.filled.wait_timeout_while(lock(&shelf.place), patience, awaited);
-        let mut place = place.unwrap_or_else(PoisonError::into_inner).0;
-        match std::mem::replace(&mut *place, Place::Left) {
-            Place::Done(done) => Result::Done(done),
-            _ => Result::Later,
-        }
+    /// Has `bell` called each time when an errand is done, or nothing from now on. It is called by threads that have none of the process's
+    /// files, so it must neither use nor close any.
+    pub fn on_done(&self, bell: Option<Bell>) {
+        *lock(&self.0.bell) = bell;
     }
 
-    /// What has come of errands since the last call, for which nobody has waited to the end.
-    pub fn late(&self) -> Vec<T> {
-        std::mem::take(&mut lock(&self.0.late))
-    }
-
-    /// Has an errand done, now or after others. Returns how long it is worth waiting for, or `None` if it will not be done.
-    fn put(&self, owner: u32, errand: Errand) -> Option<Duration> {
+    /// Has `errand` done to a file of `owner`'s, now or after others: [`Errands::next_done`] has what it comes to. Returns whether it will be
+    /// done: not where there is no thread to be had, or too much is held up.
+    pub fn run(&self, owner: u32, errand: impl FnOnce() -> T + Send + 'static) -> bool {
         let mut owners = lock(&self.0.owners);
         let of = match owners.entry(owner) {
             Entry::Occupied(of) => of.into_mut(),
-            Entry::Vacant(place) => place.insert(Owner { threads: 0, waiting: VecDeque::new(), done: Instant::now() }),
+            Entry::Vacant(place) => place.insert(Owner { threads: 0, waiting: VecDeque::new() }),
         };
-        let (threads, kept) = (of.threads, of.waiting.len());
-        if kept == KEPT {
-            return None;
+        if of.waiting.len() == KEPT {
+            return false;
         }
-        of.waiting.push_back(errand);
-        if threads == THREADS {
-            // Where nothing was done for long, their user holds them up.
-            return Some(PATIENCE.saturating_sub(of.done.elapsed()));
+        of.waiting.push_back(Box::new(errand));
+        if of.threads == THREADS {
+            return true;
         }
         let common = self.0.clone();
         let builder = std::thread::Builder::new().name("pool-errands".into()).stack_size(STACK);
-        match builder.spawn(move || common.work(owner)) {
-            Ok(_) => of.threads += 1,
-            Err(_) if threads > 0 => {}
-            Err(_) => {
-                owners.remove(&owner);
-                return None;
-            }
+        if builder.spawn(move || common.work(owner)).is_ok() {
+            of.threads += 1;
+        } else if of.threads == 0 {
+            owners.remove(&owner);
+            return false;
         }
-        Some(PATIENCE)
+        true
+    }
+
+    /// What the next errand has come to that is done.
+    pub fn next_done(&self) -> Option<T> {
+        lock(&self.0.done).pop_front()
+    }
+
+    /// Waits until all errands are done, but no longer than that.
+    pub fn settle(&self, most: Duration) {
+        let until = Instant::now() + most;
+        while !lock(&self.0.owners).is_empty() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
@@ -148,7 +105,6 @@ impl<T> Common<T> {
         let next = || {
             let mut owners = lock(&self.owners);
             let of = owners.get_mut(&owner)?;
-            of.done = Instant::now();
             let errand = of.waiting.pop_front();
             if errand.is_none() {
                 of.threads -= 1;
@@ -159,30 +115,12 @@ impl<T> Common<T> {
             errand
         };
         while let Some(errand) = next() {
-            errand();
+            let done = errand();
+            lock(&self.done).push_back(done);
+            if let Some(bell) = &*lock(&self.bell) {
+                bell();
+            }
         }
-    }
-}
-
-/// One of those who may wait.
-struct Waiter<'c> {
-    waiters: &'c Mutex<usize>,
-    until: Instant,
-}
-
-impl Waiter<'_> {
-    fn new(waiters: &Mutex<usize>, until: Instant) -> Option<Waiter<'_>> {
-        let mut now = lock(waiters);
-        (*now < WAITERS).then(|| {
-            *now += 1;
-            Waiter { waiters, until }
-        })
-    }
-}
-
-impl Drop for Waiter<'_> {
-    fn drop(&mut self) {
-        *lock(self.waiters) -= 1;
     }
 }
 
@@ -192,10 +130,7 @@ mod tests {
     use std::fs::File;
     use std::io::Read;
     use std::sync::Barrier;
-
-    fn soon() -> Option<Instant> {
-        Some(Instant::now() + Duration::from_secs(20))
-    }
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn eventually<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -209,12 +144,19 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_hears_of_it_at_once() {
+    fn each_is_done_once_and_heard_of() {
         let errands = Errands::new();
-        let answers = [1, 2, 3].map(|number| errands.run(7, soon(), move || number));
-        assert_eq!(answers, [1, 2, 3].map(Result::Done));
-        assert!(errands.late().is_empty());
-        eventually("the last thread has ended", || lock(&errands.0.owners).is_empty().then_some(()));
+        let rung = Arc::new(AtomicUsize::new(0));
+        let bell = rung.clone();
+        errands.on_done(Some(Box::new(move || _ = bell.fetch_add(1, Ordering::SeqCst))));
+        for number in 0..200 {
+            assert!(errands.run(number % 3, move || number));
+        }
+        errands.settle(Duration::from_secs(20));
+        let mut done: Vec<u32> = std::iter::from_fn(|| errands.next_done()).collect();
+        done.sort_unstable();
+        assert!(done.into_iter().eq(0..200) && rung.load(Ordering::SeqCst) == 200);
+        assert!(lock(&errands.0.owners).is_empty());
     }
 
     #[test]
@@ -223,59 +165,30 @@ mod tests {
         let gate = Arc::new(Barrier::new(THREADS + 1));
         for number in 0..THREADS {
             let gate = gate.clone();
-            // Whoever waits for it leaves in time.
-            let until = Some(Instant::now() + Duration::from_millis(5));
-            let held = errands.run(7, until, move || {
+            assert!(errands.run(7, move || {
                 gate.wait();
                 number
-            });
-            assert_eq!(held, Result::Later);
+            }));
             if number < THREADS - 1 {
-                assert_eq!(errands.run(7, soon(), || 100), Result::Done(100), "after {number}");
+                assert!(errands.run(7, || 100));
+                assert_eq!(eventually("one is held up, and the next one isn't", || errands.next_done()), 100);
             }
         }
-        std::thread::sleep(PATIENCE);
-        // That it is so is known now, so nobody waits for it.
-        let before = Instant::now();
-        assert_eq!(errands.run(7, soon(), || 200), Result::Later);
-        assert!(before.elapsed() < PATIENCE / 2, "{:?}", before.elapsed());
-        assert_eq!(errands.run(8, soon(), || 300), Result::Done(300));
-        assert!(errands.late().is_empty());
         // What is kept is bounded.
-        (1..KEPT).for_each(|_| assert_eq!(errands.run(7, None, || 400), Result::Later));
-        assert_eq!(errands.run(7, None, || 500), Result::Refused);
+        eventually("all threads are at one", || lock(&errands.0.owners)[&7].waiting.is_empty().then_some(()));
+        (0..KEPT).for_each(|_| assert!(errands.run(7, || 200)));
+        assert!(!errands.run(7, || 300));
+        assert!(errands.run(8, || 400));
+        assert_eq!(eventually("another owner's is done", || errands.next_done()), 400);
+        errands.settle(Duration::from_millis(5));
+        assert_eq!(errands.next_done(), None);
         gate.wait();
-        let mut late = Vec::new();
+        let mut done = Vec::new();
         eventually("all are done", || {
-            late.extend(errands.late());
-            (late.len() == THREADS + KEPT).then_some(())
+            done.extend(errands.next_done());
+            (done.len() == THREADS + KEPT).then_some(())
         });
-        late.sort_unstable();
-        assert_eq!((late[THREADS - 1], late[THREADS], late[THREADS + 1]), (THREADS - 1, 200, 400));
-    }
-
-    #[test]
-    fn two_wait_and_the_others_go_on() {
-        let errands = Errands::new();
-        let gate = Arc::new(Barrier::new(3));
-        std::thread::scope(|scope| {
-            for owner in [1, 2] {
-                let gate = gate.clone();
-                let errands = &errands;
-                scope.spawn(move || {
-                    let until = Some(Instant::now() + PATIENCE);
-                    assert_eq!(errands.run(owner, until, move || _ = gate.wait()), Result::Later);
-                });
-            }
-            eventually("both wait", || (*lock(&errands.0.waiters) == WAITERS).then_some(()));
-            assert_eq!(errands.run(3, soon(), || ()), Result::Later);
-        });
-        gate.wait();
-        let mut late = 0;
-        eventually("all are done", || {
-            late += errands.late().len();
-            (late == 3).then_some(())
-        });
+        assert_eq!(done.iter().filter(|&&done| done == 200).count(), KEPT);
     }
 
     #[test]
@@ -285,11 +198,10 @@ mod tests {
         let gate = Arc::new(Barrier::new(2));
         let of_thread = gate.clone();
         let opens = || File::open("/proc/self/stat").is_ok();
-        let held = errands.run(7, None, move || {
+        assert!(errands.run(7, move || {
             of_thread.wait();
             opens()
-        });
-        assert_eq!(held, Result::Later);
+        }));
         // The thread is there, and shared both ends.
         let parted = |task: std::path::PathBuf| {
             std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "pool-errands")
@@ -302,6 +214,6 @@ mod tests {
         drop(writer);
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
         gate.wait();
-        assert!(eventually("the errand is done", || errands.late().pop()), "it opens what it needs");
+        assert!(eventually("the errand is done", || errands.next_done()), "it opens what it needs");
     }
 }

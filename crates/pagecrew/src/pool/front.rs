@@ -1,14 +1,14 @@
 //! The front of a server: who is connected, whose request is next, and the threads that do what is asked.
 //!
 //! One thread waits for all connections at once. A request is put into its user's turn (`turns`), and one of a few workers does it and
-//! answers. A connection has one request at a time; the next one is read when the first is answered. So whoever crashes, floods, or
+//! answers; where its user holds it up, it is answered when an errand is done (`errands`), and no worker waits for that. A connection has one request at a time; the next one is read when the first is answered. So whoever crashes, floods, or
 //! does not read holds up nobody but himself, and what a connection costs is one descriptor.
 //!
 //! **How many.** A user has [`OF_USER`] connections, all users together leave [`ROOT_ROOM`] to root, and one that has nothing and asks nothing for
 //! [`IDLE`] is ended.
 
 use super::protocol::{Answer, Code, REQUEST_MOST};
-use super::server::Shared;
+use super::server::{Reply, Shared};
 use super::turns::Turns;
 use crate::sys::seqpacket::{Peer, Socket};
 use crate::sys::{Errno, clock};
@@ -97,6 +97,15 @@ impl Front {
             turn: Condvar::new(),
         });
         let mut front = Front { common: common.clone(), threads: Vec::new() };
+        let bell = Arc::downgrade(&common);
+        let ring = move || {
+            if let Some(common) = bell.upgrade() {
+                // Whoever is about to wait has not looked yet, or waits.
+                drop(lock(&common.turns));
+                common.turn.notify_one();
+            }
+        };
+        common.shared.errands.on_done(Some(Box::new(ring)));
         for _ in 0..WORKERS {
             let common = common.clone();
             front.spawn("pool-worker", move || common.work())?;
@@ -121,6 +130,10 @@ impl Drop for Front {
         common.turn.notify_all();
         let _ = rustix::io::write(&common.wake, &1u64.to_ne_bytes());
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
+        common.shared.errands.on_done(None);
+        for reply in common.shared.settle() {
+            let _ = common.send(reply);
+        }
         for (_, connection) in lock(&common.connections).drain() {
             if connection.socket.is_left() {
                 common.shared.left(connection.number);
@@ -230,45 +243,68 @@ impl Common {
     fn work(&self) {
         let mut room = vec![0; REQUEST_MOST];
         loop {
-            let connection = {
+            let (done, connection) = {
                 let mut queue = lock(&self.turns);
                 loop {
                     if queue.over {
                         return;
                     }
-                    if let Some(connection) = queue.turns.pop() {
-                        break connection;
+                    let next = (self.shared.errands.next_done(), queue.turns.pop());
+                    if let (Some(_), _) | (_, Some(_)) = next {
+                        break next;
                     }
                     queue = self.turn.wait(queue).unwrap_or_else(PoisonError::into_inner);
                 }
             };
-            if !self.answer(&connection, &mut room) {
-                // First off the list, so that nobody is told of it once more.
-                lock(&self.connections).remove(&connection.number);
-                self.shared.left(connection.number);
+            if let Some(reply) = done.and_then(|done| self.shared.go_on(done)) {
+                let client = reply.client.clone();
+                if !self.send(reply) {
+                    self.leave(&client);
+                }
+            }
+            if let Some(connection) = connection
+                && !self.answer(&connection, &mut room)
+            {
+                self.leave(&connection);
             }
         }
     }
 
-    /// Reads a request and answers it. Returns whether the connection goes on.
-    fn answer(&self, connection: &Connection, room: &mut [u8]) -> bool {
+    /// A client has left.
+    fn leave(&self, connection: &Connection) {
+        // First off the list, so that nobody is told of it once more.
+        lock(&self.connections).remove(&connection.number);
+        self.shared.left(connection.number);
+    }
+
+    /// Reads a request and answers it, or will. Returns whether the connection goes on.
+    fn answer(&self, connection: &Arc<Connection>, room: &mut [u8]) -> bool {
         connection.heard_ns.store(clock::now_ns(), Ordering::Relaxed);
         match connection.socket.receive_bytes(room) {
-            Err(Errno(libc::EAGAIN)) => {}
+            Err(Errno(libc::EAGAIN)) => self.hear(connection),
             Ok(packet) if packet.len > 0 => {
                 let bytes = (!packet.cut).then_some(&room[..packet.len]);
-                let (answer, file) = self.shared.request(bytes, connection);
-                let sent =
-                    connection.socket.send(answer.to_string().as_bytes(), file.as_ref().map(std::os::fd::AsFd::as_fd));
-                drop(file);
-                if sent.is_err() {
-                    // Nobody has heard of a file that was handed out with it.
-                    self.shared.unheard(&answer);
-                    return false;
-                }
+                self.shared.request(bytes, connection).is_none_or(|reply| self.send(reply))
             }
-            _ => return false,
+            _ => false,
         }
+    }
+
+    /// Answers a request, and hears the next one. Returns whether the connection goes on.
+    fn send(&self, reply: Reply) -> bool {
+        let Reply { client, answer, file } = reply;
+        let sent = client.socket.send(answer.to_string().as_bytes(), file.as_ref().map(std::os::fd::AsFd::as_fd));
+        drop(file);
+        if sent.is_err() {
+            // Nobody has heard of a file that was handed out with it.
+            self.shared.unheard(&answer);
+            return false;
+        }
+        self.hear(&client)
+    }
+
+    /// Waits for the next request.
+    fn hear(&self, connection: &Connection) -> bool {
         let events = EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT;
         epoll::modify(&self.poll, &connection.socket, EventData::new_u64(connection.number), events).is_ok()
     }

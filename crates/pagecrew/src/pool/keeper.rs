@@ -410,7 +410,6 @@ impl Keeper {
     /// Lets those go that nobody has any more, and takes back what their owners have added to them. Whether somebody has a file open is
     /// asked of `all`, or of those that are going.
     fn look_at_taken(&self, all: bool) {
-        self.shared.hear_of_errands();
         if all {
             self.shared.store.keep_room_for_files();
             self.find_strays();

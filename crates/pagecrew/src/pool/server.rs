@@ -2,7 +2,7 @@
 
 use super::broker::{Action, Asker, Broker, Event, Handing, Now, Offenders, Survey, Wish, spread};
 use super::capacity::Capacity;
-use super::errands::{self, Errands};
+use super::errands::Errands;
 use super::error::Error;
 use super::front::{Connection, Front};
 use super::gate;
@@ -19,7 +19,7 @@ use crate::sys::seqpacket::Socket;
 use crate::sys::{Errno, HUGE_PAGE_SIZE, cgroup, clock, process, procfs, shared_file, topology};
 use crate::units::Bytes;
 use rustix::event::{EventfdFlags, eventfd};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::{File, Permissions};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::Duration;
 
 /// What the threads of a server share.
 pub(super) struct Shared {
@@ -37,7 +37,9 @@ pub(super) struct Shared {
     /// Whether the machine has nodes to choose from.
     pub several_nodes: bool,
     broker: Mutex<Broker<Arc<File>>>,
-    errands: Errands<Event<Arc<File>>>,
+    pub errands: Errands<Done>,
+    /// Those that go on when an errand is done, by number.
+    tasks: Mutex<(u64, HashMap<u64, Task>)>,
     /// The keeper sleeps on it.
     wake: OwnedFd,
     pub stop: AtomicBool,
@@ -61,6 +63,27 @@ impl From<Answer> for Outcome {
         Outcome { answer: Some(answer), ..Outcome::default() }
     }
 }
+
+/// Actions that are done for a client, or that nobody waits for.
+#[derive(Default)]
+pub(super) struct Task {
+    actions: VecDeque<Action<Arc<File>>>,
+    outcome: Outcome,
+    client: Option<Arc<Connection>>,
+}
+
+/// What an errand has come to, and the number of the client's task that goes on with it.
+pub(super) type Done = (Event<Arc<File>>, Option<u64>);
+
+/// What a client is answered, and what goes with the answer.
+pub(super) struct Reply {
+    pub client: Arc<Connection>,
+    pub answer: Answer,
+    pub file: Option<File>,
+}
+
+/// So long a server that stops waits for what users may hold up.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// How far a pool is filled.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,64 +175,91 @@ impl Shared {
         in_mount.saturating_sub(there).min(promised) as u64
     }
 
-    /// Does what is to be done about `event`, which a client has caused, and waits a moment for what he may hold up.
-    fn asked(&self, event: Event<Arc<File>>) -> Outcome {
-        // What was given back meanwhile, he may have again.
-        self.hear_of_errands();
-        let until = (!self.stop.load(Ordering::SeqCst)).then(|| Instant::now() + errands::PATIENCE);
-        let actions = self.broker().handle(event, now());
-        self.perform_until(actions, until)
-    }
-
-    /// Does what is to be done about `event`, and waits for nobody.
+    /// Does what is to be done about `event`.
     pub fn happened(&self, event: Event<Arc<File>>) -> Outcome {
         let actions = self.broker().handle(event, now());
         self.perform(actions)
     }
 
-    /// Does what is to be done about what has come of errands for which nobody waited.
-    pub fn hear_of_errands(&self) {
-        self.errands.late().into_iter().for_each(|event| drop(self.happened(event)));
-    }
-
-    /// Performs `actions`, and what follows from each before the next one.
+    /// Performs `actions`, and what follows from each before the next one. What comes of errands is seen to later ([`Shared::go_on`]).
     pub fn perform(&self, actions: Vec<Action<Arc<File>>>) -> Outcome {
-        self.perform_until(actions, None)
+        let task = Task { actions: actions.into(), ..Task::default() };
+        self.do_all(task).map(|task| task.outcome).unwrap_or_default()
     }
 
-    /// As [`Shared::perform`], and waits for errands until then.
-    fn perform_until(&self, actions: Vec<Action<Arc<File>>>, until: Option<Instant>) -> Outcome {
-        let mut outcome = Outcome::default();
-        let mut actions = VecDeque::from(actions);
-        while let Some(action) = actions.pop_front() {
-            let follow = self.perform_one(action, until, &mut outcome);
-            follow.into_iter().rev().for_each(|action| actions.push_front(action));
+    /// Does what is left of a task. `None` where a client's goes on when an errand is done: whatever his file's owner holds up, no thread
+    /// waits for it.
+    fn do_all(&self, mut task: Task) -> Option<Task> {
+        while let Some(action) = task.actions.pop_front() {
+            let (owner, refused, errand): (_, _, Box<dyn FnOnce() -> Event<Arc<File>> + Send>) = match action {
+                Action::Seize { owner, id, name } => {
+                    let path = self.store.taken_path(&name);
+                    (owner, Event::Seized(id, false), Box::new(move || Event::Seized(id, store::seize(&path))))
+                }
+                Action::Shrink { owner, id, name, size } => {
+                    let path = self.store.taken_path(&name);
+                    (owner, Event::Shrunk(id, false), Box::new(move || Event::Shrunk(id, store::shrink(&path, size))))
+                }
+                action => {
+                    let follow = self.perform_one(action, &mut task.outcome);
+                    follow.into_iter().rev().for_each(|action| task.actions.push_front(action));
+                    continue;
+                }
+            };
+            let number = task.client.is_some().then(|| self.put_off(std::mem::take(&mut task)));
+            if self.errands.run(owner, move || (errand(), number)) {
+                if number.is_some() {
+                    return None;
+                }
+                continue;
+            }
+            if let Some(put_off) = number.and_then(|number| self.put_off_task(number)) {
+                task = put_off;
+            }
+            let follow = self.broker().handle(refused, now());
+            follow.into_iter().rev().for_each(|action| task.actions.push_front(action));
         }
-        outcome
+        Some(task)
     }
 
-    /// Has something done to a taken file that its owner may hold up; `refused` is what it comes to where it isn't done.
-    fn errand(
-        &self,
-        owner: u32,
-        until: Option<Instant>,
-        refused: Event<Arc<File>>,
-        errand: impl FnOnce() -> Event<Arc<File>> + Send + 'static,
-    ) -> Option<Event<Arc<File>>> {
-        match self.errands.run(owner, until, errand) {
-            errands::Result::Done(event) => Some(event),
-            errands::Result::Later => None,
-            errands::Result::Refused => Some(refused),
+    /// Keeps a task until an errand is done. Returns its number.
+    fn put_off(&self, task: Task) -> u64 {
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        tasks.0 += 1;
+        let number = tasks.0;
+        tasks.1.insert(number, task);
+        number
+    }
+
+    fn put_off_task(&self, number: u64) -> Option<Task> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).1.remove(&number)
+    }
+
+    /// Goes on with what an errand was for. Returns the answer that a client gets now, if any.
+    pub fn go_on(&self, (event, task): Done) -> Option<Reply> {
+        let actions = self.broker().handle(event, now());
+        let Some(mut task) = task.and_then(|number| self.put_off_task(number)) else {
+            self.perform(actions);
+            return None;
+        };
+        actions.into_iter().rev().for_each(|action| task.actions.push_front(action));
+        self.do_all(task).and_then(|task| self.reply(task))
+    }
+
+    /// What the client of a task that is done is answered.
+    fn reply(&self, task: Task) -> Option<Reply> {
+        let Outcome { answer, file, .. } = task.outcome;
+        let none = || Answer::Error { code: Code::Failed, message: "there is no answer to that".into() };
+        let (answer, file) = (answer.unwrap_or_else(none), file);
+        if matches!(answer, Answer::Error { .. }) {
+            self.broker().state.counters.refused += 1;
         }
+        self.wake_keeper();
+        Some(Reply { client: task.client?, answer, file })
     }
 
     /// Performs an action. Returns what follows from what came of it.
-    fn perform_one(
-        &self,
-        action: Action<Arc<File>>,
-        until: Option<Instant>,
-        outcome: &mut Outcome,
-    ) -> Vec<Action<Arc<File>>> {
+    fn perform_one(&self, action: Action<Arc<File>>, outcome: &mut Outcome) -> Vec<Action<Arc<File>>> {
         let event = match action {
             Action::Survey(wish) => {
                 let id = match self.store.new_id() {
@@ -260,17 +310,9 @@ impl Shared {
                 None
             }
             Action::HandOut(handing) => Some(self.hand_out(handing, outcome)),
-            Action::Seize { owner, id, name } => {
-                let path = self.store.taken_path(&name);
-                let seize = move || Event::Seized(id, store::seize(&path));
-                self.errand(owner, until, Event::Seized(id, false), seize)
-            }
+            // Errands, which whoever calls this sees to.
+            Action::Seize { .. } | Action::Shrink { .. } => None,
             Action::TakeBack { id, name, file } => self.store.take_back(&name, &file).then_some(Event::TakenBack(id)),
-            Action::Shrink { owner, id, name, size } => {
-                let path = self.store.taken_path(&name);
-                let shrink = move || Event::Shrunk(id, store::shrink(&path, size));
-                self.errand(owner, None, Event::Shrunk(id, false), shrink)
-            }
             Action::Give { name, node, size, ready } => {
                 let path = self.store.taken_path(&name).to_string_lossy().into_owned();
                 let backing = self.store.kind().into();
@@ -323,45 +365,39 @@ impl Shared {
         }
     }
 
-    /// Does what `bytes` ask for, if these are a request; `None` were too many.
-    pub fn request(&self, bytes: Option<&[u8]>, connection: &Connection) -> (Answer, Option<File>) {
+    /// Does what `bytes` ask for, if these are a request; `None` were too many. Returns the answer, unless the client gets it later
+    /// ([`Shared::go_on`]).
+    pub fn request(&self, bytes: Option<&[u8]>, client: &Arc<Connection>) -> Option<Reply> {
         let refused = |message: String| Answer::Error { code: Code::BadRequest, message };
         let request = match bytes {
             None => Err(refused(format!("a request has no more than {REQUEST_MOST} bytes"))),
             Some(bytes) => Request::read(bytes).map_err(|error| refused(error.to_string())),
         };
-        let (answer, file) = match request.map(|request| self.answer(request, connection)) {
-            Ok(Outcome { answer: Some(answer), file, .. }) => (answer, file),
-            Ok(_) => (Answer::Error { code: Code::Failed, message: "there is no answer to that".into() }, None),
-            Err(refused) => (refused, None),
-        };
-        if matches!(answer, Answer::Error { .. }) {
-            self.broker().state.counters.refused += 1;
+        let mut task = Task { client: Some(client.clone()), ..Task::default() };
+        match request.map(|request| self.begin(request, client)) {
+            Ok(Ok(event)) => task.actions = self.broker().handle(event, now()).into(),
+            Ok(Err(answer)) | Err(answer) => task.outcome.answer = Some(answer),
         }
-        self.wake_keeper();
-        (answer, file)
+        self.do_all(task).and_then(|task| self.reply(task))
     }
 
-    /// What is done for whoever is connected.
-    fn answer(&self, request: Request, connection: &Connection) -> Outcome {
+    /// What a request of somebody who is connected is to the broker, or the answer.
+    fn begin(&self, request: Request, connection: &Connection) -> Result<Event<Arc<File>>, Answer> {
         let Connection { number, peer, account, .. } = *connection;
         let asker = Asker { connection: number, peer, account };
         match request {
-            Request::Take { size, node, until } => self.asked(Event::Take(Wish { asker, size, node, until }, None)),
+            Request::Take { size, node, until } => Ok(Event::Take(Wish { asker, size, node, until }, None)),
             Request::Release { path } => match self.store.taken_name(Path::new(&path)) {
-                Some(name) => {
-                    let owner = self.store.owner(name);
-                    self.asked(Event::Release(asker, name.to_owned(), owner))
-                }
+                Some(name) => Ok(Event::Release(asker, name.to_owned(), self.store.owner(name))),
                 None => {
                     let message = format!("{path} is not a file that is taken from this pool");
-                    Outcome::from(Answer::Error { code: Code::NotFound, message })
+                    Err(Answer::Error { code: Code::NotFound, message })
                 }
             },
-            Request::Resize { size, node } => self.asked(Event::Resize { peer, size, node }),
+            Request::Resize { size, node } => Ok(Event::Resize { peer, size, node }),
             Request::Status => {
                 let all = peer.user == 0 || peer.user == store::own_user();
-                Outcome::from(Answer::Status { json: self.status((!all).then_some(account)).json() })
+                Err(Answer::Status { json: self.status((!all).then_some(account)).json() })
             }
         }
     }
@@ -371,9 +407,15 @@ impl Shared {
         if let Answer::Taken { path, .. } = answer
             && let Some(entry) = self.store.taken_name(Path::new(path)).and_then(Entry::read)
         {
-            self.asked(Event::Unheard(entry.id));
+            self.happened(Event::Unheard(entry.id));
             self.wake_keeper();
         }
+    }
+
+    /// Waits a moment for errands that are under way. Returns what clients are answered.
+    pub fn settle(&self) -> Vec<Reply> {
+        self.errands.settle(PATIENCE);
+        std::iter::from_fn(|| self.errands.next_done()).filter_map(|done| self.go_on(done)).collect()
     }
 
     /// Whether a connection holds something.
@@ -383,7 +425,7 @@ impl Shared {
 
     /// Takes back what a connection has held that its client has left.
     pub fn left(&self, connection: u64) {
-        self.asked(Event::Left(connection));
+        self.happened(Event::Left(connection));
         self.wake_keeper();
     }
 }
@@ -471,6 +513,7 @@ impl Server {
             several_nodes: nodes.len() > 1,
             broker: Mutex::new(broker),
             errands: Errands::new(),
+            tasks: Mutex::default(),
             wake,
             stop: AtomicBool::new(false),
             filler: AtomicI32::new(0),
@@ -536,6 +579,8 @@ impl Server {
     pub fn stop(mut self) -> Result<usize, Error> {
         self.end_threads();
         let shared = &self.shared;
+        // Those who are no longer connected are not answered.
+        drop(shared.settle());
         shared.happened(Event::Stop);
         let left = shared.broker().state.taken.len();
         if left == 0 {
