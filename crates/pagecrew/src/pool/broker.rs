@@ -80,6 +80,7 @@ pub(super) struct Seen {
     pub len: usize,
     /// Bytes of memory in it, beyond its end included.
     pub backed: usize,
+    /// Who owns it.
     pub owner: u32,
     /// Whether it is its owner's no longer: a former server's errand may come to its end under this one.
     pub seized: bool,

@@ -1,8 +1,9 @@
 //! The front of a server: who is connected, whose request is next, and the threads that do what is asked.
 //!
 //! One thread waits for all connections at once. A request is put into its user's turn (`turns`), and one of a few workers does it and
-//! answers; where its user holds it up, it is answered when an errand is done (`errands`), and no worker waits for that. A connection has one request at a time; the next one is read when the first is answered. So whoever crashes, floods, or
-//! does not read holds up nobody but himself, and what a connection costs is one descriptor.
+//! answers; where its user may hold it up, it is answered when an errand is done (`errands`), and no worker waits for that. A connection has
+//! one request at a time; the next one is read when the first is answered. So whoever crashes, floods, or does not read holds up nobody but
+//! himself, and what a connection costs is one descriptor.
 //!
 //! **How many.** A user has [`OF_USER`] connections, all users together leave [`ROOT_ROOM`] to root, and one that has nothing and asks nothing for
 //! [`IDLE`] is ended.

@@ -4,6 +4,10 @@
 //! killed. So names are the books: a server that starts knows what the one before it knew, whatever the owners of files have done to
 //! these meanwhile. Nothing here makes a system call.
 //!
+//! One thing is not in the name: that a file was released, and is counted as the user's until nothing is left of it. That is in its owner and
+//! mode (`store`), since to change a name the kernel locks the file together with the directory, and whoever has the file open can keep it
+//! from being locked.
+//!
 //! ```text
 //!     ready/0123456789abcdef-n0                                       waits
 //!     taken/0123456789abcdef-n0-33554432-u1000-t1750000000-unused     user 1000 has it since that second, and until nobody has had it open for a while

@@ -6,8 +6,9 @@
 //! that client's, once: what was asked for and is not ready the client itself zeroes on the spot (`completion`). When nobody has it any
 //! more, its memory goes to the kernel, and only when the kernel has it, it is off the books, which are the files' names (`ledger`).
 //!
-//! **Who is served.** One thread waits for all clients (`front`), a few do what is asked, each user in turn (`turns`, `server`); how much each
-//! user may have is in `quota`, and how many may come is in `capacity`; what is said, in `protocol`.
+//! **Who is served.** One thread waits for all clients (`front`), a few do what is asked, each user in turn (`turns`, `server`), and
+//! what users can hold up is done by threads that nobody else needs (`errands`); how much each user may have is in `quota`, and how many may
+//! come is in `capacity`; what is said, in `protocol`.
 //!
 //! **Who decides.** All that is decided about files is a pure function of events (`broker`, with what is known in `state`); the threads hand
 //! events in and perform what comes out. It is tried with made-up machines, users and kills (`world`).

@@ -192,7 +192,7 @@ impl Accounts {
 
     /// Bytes that are put down to `user`.
     pub fn bytes(&self, user: u32) -> usize {
-        self.users().find(|(number, ..)| *number == user).map_or(0, |(_, bytes, _)| bytes)
+        self.account(user).bytes
     }
 
     /// Everybody who has something: the user, bytes, and files.

@@ -58,12 +58,6 @@ pub(super) struct Outcome {
     pub hold: Option<String>,
 }
 
-impl From<Answer> for Outcome {
-    fn from(answer: Answer) -> Outcome {
-        Outcome { answer: Some(answer), ..Outcome::default() }
-    }
-}
-
 /// Actions that are done for a client, or that nobody waits for.
 #[derive(Default)]
 pub(super) struct Task {
@@ -213,7 +207,7 @@ impl Shared {
                 }
                 continue;
             }
-            if let Some(put_off) = number.and_then(|number| self.put_off_task(number)) {
+            if let Some(put_off) = number.and_then(|number| self.take_up(number)) {
                 task = put_off;
             }
             let follow = self.broker().handle(refused, now());
@@ -231,14 +225,15 @@ impl Shared {
         number
     }
 
-    fn put_off_task(&self, number: u64) -> Option<Task> {
+    /// Takes out a task that was put off.
+    fn take_up(&self, number: u64) -> Option<Task> {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner).1.remove(&number)
     }
 
     /// Goes on with what an errand was for. Returns the answer that a client gets now, if any.
     pub fn go_on(&self, (event, task): Done) -> Option<Reply> {
         let actions = self.broker().handle(event, now());
-        let Some(mut task) = task.and_then(|number| self.put_off_task(number)) else {
+        let Some(mut task) = task.and_then(|number| self.take_up(number)) else {
             self.perform(actions);
             return None;
         };
