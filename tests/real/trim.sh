@@ -153,10 +153,10 @@ control_is_not() {
     ! control_is "$1"
 }
 
-# Whether a command succeeds within 5 seconds.
+# Whether a command succeeds within 20 seconds: a busy machine takes its time.
 eventually() {
     local _
-    for _ in $(seq 50); do
+    for _ in $(seq 200); do
         if "$@"; then return; fi
         sleep 0.1
     done

@@ -140,7 +140,7 @@ units_trim() {
     "${somebody[@]}" mkdir -p -m 700 "$directory" "$directory/no-trim"
     "${somebody[@]}" touch "$directory/no-trim/$protected"
     watch_as_unit --user nobody --interval 200ms --cpu 50 --metrics 127.0.0.1:0
-    eventually has_trimmed "$trimmed" || fail "nothing was trimmed: $(cat "$work/log")"
+    eventually has_trimmed "$trimmed" || fail "$(kib_huge "$trimmed") KiB in huge pages: $(cat "$work/log")"
     sleep 1
     [ "$(kib_huge "$protected")" -ge 65536 ] || fail "what was to be left alone was trimmed"
     has_limits "$trim_unit" "$watch"
