@@ -11,6 +11,7 @@ mod output;
 mod pool;
 mod preload;
 mod published;
+mod reclaim;
 mod run;
 mod service;
 mod settings;
@@ -31,6 +32,7 @@ Examples:
   pagecrew stats                         the processes that run under pagecrew now
   pagecrew trim --all --dry-run          what under-used huge pages could give back
   pagecrew pool serve --size 16G         keep zeroed memory ready for virtual machines
+  pagecrew reclaim                       nobody has to reclaim for himself, without a number to tune
   pagecrew doctor                        what this kernel and this user allow
   pagecrew bench free --quick            measure on this machine
 
@@ -55,6 +57,7 @@ enum Command {
     Stats(stats::Arguments),
     Trim(trim::Arguments),
     Pool(pool::Arguments),
+    Reclaim(reclaim::Arguments),
     Settings(settings::Arguments),
     Doctor(doctor::Arguments),
     Bench(dispatch::BenchArguments),
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
         Command::Stats(arguments) => stats::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Trim(arguments) => trim::run(arguments),
         Command::Pool(arguments) => pool::run(arguments),
+        Command::Reclaim(arguments) => reclaim::run(&arguments),
         Command::Settings(arguments) => settings::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Bench(arguments) => dispatch::bench(&arguments).map(|()| ExitCode::SUCCESS),

@@ -46,7 +46,8 @@ pub struct Table {
 }
 
 /// All that there are.
-pub const TABLES: [&Table; 2] = [&crate::pool::config::TABLE, &crate::trim::config::TABLE];
+pub const TABLES: [&Table; 3] =
+    [&crate::pool::config::TABLE, &crate::trim::config::TABLE, &crate::reclaim::config::TABLE];
 
 /// Print a settings file in which everything is explained
 ///
@@ -347,7 +348,7 @@ mod tests {
             members_of(text, table)
                 .map(|found| found.map(|settings| settings.iter().map(|s| s.key().to_owned()).collect::<Vec<_>>()))
         };
-        let [pool, trim] = TABLES;
+        let [pool, trim, _] = TABLES;
         let text = "[pool]\nsize = 1\n[trim]\nall = true\ncpu = 2\n";
         assert_eq!(of(text, pool), Ok(Some(vec!["size".into()])));
         assert_eq!(of(text, trim), Ok(Some(vec!["all".into(), "cpu".into()])));
@@ -355,7 +356,7 @@ mod tests {
         for text in ["size = 1\n", "[pol]\n", "pool = 3\n"] {
             let error = of(text, pool).unwrap_err();
             assert!(
-                error.starts_with("line 1: ") && error.ends_with("none of the tables that there are: [pool], [trim]"),
+                error.starts_with("line 1: ") && error.ends_with("none of the tables that there are: [pool], [trim], [reclaim]"),
                 "{error}"
             );
         }

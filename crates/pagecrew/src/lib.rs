@@ -39,6 +39,9 @@ pub mod group;
 pub mod pool;
 
 #[cfg(not(loom))]
+pub mod reclaim;
+
+#[cfg(not(loom))]
 pub mod metrics;
 
 // Threads and system calls are not modelled by loom; the bookkeeping of spans and of areas is.

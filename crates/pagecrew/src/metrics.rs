@@ -2,6 +2,7 @@
 
 use crate::group::Holds;
 use crate::pool;
+use crate::reclaim::Standing;
 use crate::stats::{Counters, Elsewhere, Kind, Metric, NodeMemory, Part, Usage, ZoneBytes};
 use crate::trim::{self, Left, Overview, Tally};
 use std::fmt::Write;
@@ -13,6 +14,7 @@ pub fn all() -> Vec<&'static Metric> {
     let mut all: Vec<&'static Metric> = run.into_iter().chain(trim).flatten().collect();
     all.extend([Left::AT_SCAN, Left::AT_LOOK, trim::BUDGET]);
     all.extend(pool::Status::metrics());
+    all.extend(Standing::METRICS);
     all
 }
 
@@ -81,7 +83,7 @@ scrape_configs:
 ```
 ";
 
-const PARTS: [(Part, &str, &str); 3] = [
+const PARTS: [(Part, &str, &str); 4] = [
     (
         Part::Pool,
         "pagecrew pool serve",
@@ -94,6 +96,12 @@ const PARTS: [(Part, &str, &str); 3] = [
         "JSON: `pagecrew trim --json`, where the objects in `processes[]` have the keys of `totals`. OpenMetrics: `pagecrew trim --watch`, the sums\n\
          over all processes since it began, renewed each second. The first five REASONs in `left` are those of the\n\
          last scan, which go up and down; `left` in OpenMetrics has the reason as a label.",
+    ),
+    (
+        Part::Reclaim,
+        "pagecrew reclaim",
+        "JSON: the lines of `pagecrew reclaim --json`, one whenever something changes. All figures are of the last look, and there is none while\n\
+         nothing is reclaimed; the counters begin at 0 when it is started.",
     ),
     (
         Part::Run,

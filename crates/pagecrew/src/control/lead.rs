@@ -123,6 +123,16 @@ impl Lead {
         }
     }
 
+    /// Other bounds from now on.
+    ///
+    /// # Panics
+    /// If the least gap is larger than the most.
+    pub fn bound(&mut self, bounds: Bounds) {
+        assert!(bounds.least <= bounds.most);
+        self.bounds = bounds;
+        self.gap.bytes = self.gap.bytes.clamp(bounds.least, bounds.most);
+    }
+
     /// What is taken in a second, in bytes.
     pub fn demand(&self) -> u64 {
         self.demand as u64
@@ -202,50 +212,55 @@ impl Lead {
     }
 }
 
+/// A made-up kernel, for simulations.
 #[cfg(test)]
-mod tests {
+pub(crate) mod model {
     use super::*;
-    use proptest::prelude::*;
 
-    const MS: u64 = 1_000_000;
-    const MIB: u64 = 1 << 20;
-    const GIB: u64 = 1 << 30;
+    pub const MS: u64 = 1_000_000;
+    pub const MIB: u64 = 1 << 20;
+    pub const GIB: u64 = 1 << 30;
     /// What one reclaim thread gives in a second at its best (the proposal's own figures: 2.0 million pages).
-    const KSWAPD: u64 = 2_000_000 * 4096;
+    pub const KSWAPD: u64 = 2_000_000 * 4096;
     /// A task that reclaims for itself frees so much at once.
     const BATCH: u64 = 32 * 4096;
 
     /// A node of a made-up kernel, whose memory is full of clean pages of files.
     #[derive(Debug, Clone)]
-    struct Node {
-        bounds: Bounds,
+    pub struct Node {
+        pub bounds: Bounds,
         min: u64,
-        gap: u64,
+        /// Between the watermarks min and low.
+        pub gap: u64,
         free: u64,
         /// From its wake-up to its full rate.
         wakes_in_ms: u64,
         /// Milliseconds until it works; `None` while it sleeps.
-        kswapd: Option<u64>,
+        pub kswapd: Option<u64>,
+        /// It has woken up; whoever hears that takes it.
+        pub woken: bool,
         rate: u64,
-        look: Look,
-        taken: u64,
+        pub look: Look,
+        /// Bytes that were had.
+        pub taken: u64,
     }
 
     impl Node {
-        fn new(memory: u64, wakes_in_ms: u64, rate: u64) -> Node {
+        pub fn new(memory: u64, wakes_in_ms: u64, rate: u64) -> Node {
             // As a kernel sets them: the watermarks are a thousandth of the memory apart.
             let (min, least) = (memory / 400, memory / 1000);
             let bounds = Bounds { least, most: memory / 20 };
             let free = min + 2 * least;
             let look = Look { at_ns: 0, free, reclaimed: 0, stalls: 0, busy_ns: 0 };
-            Node { bounds, min, gap: least, free, wakes_in_ms, kswapd: None, rate, look, taken: 0 }
+            Node { bounds, min, gap: least, free, wakes_in_ms, kswapd: None, woken: false, rate, look, taken: 0 }
         }
 
         /// A millisecond in which `demand` bytes a second are wanted.
-        fn step(&mut self, demand: u64) {
+        pub fn step(&mut self, demand: u64) {
             let (low, high) = (self.min + self.gap, self.min + 2 * self.gap);
             if self.kswapd.is_none() && self.free < low {
                 self.kswapd = Some(self.wakes_in_ms);
+                self.woken = true;
             }
             match &mut self.kswapd {
                 Some(0) => {
@@ -272,6 +287,13 @@ mod tests {
             self.look.free = self.free;
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::model::*;
+    use super::*;
+    use proptest::prelude::*;
 
     /// What became of a load under a law.
     #[derive(Debug, Default)]

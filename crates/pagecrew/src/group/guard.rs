@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The numbers that this process has written to a file and is about to write there, in memory that the guard shares. A file
 /// with any other number was changed by somebody else.
 #[derive(Debug)]
-pub(super) struct Ours(NonNull<[AtomicU64; 2]>);
+pub(crate) struct Ours(NonNull<[AtomicU64; 2]>);
 
 // SAFETY: the memory belongs to this value alone, and is only used as atomic numbers.
 unsafe impl Send for Ours {}
@@ -89,17 +89,17 @@ const PATIENCE_SECONDS: libc::c_uint = 10;
 
 /// What a guard undoes.
 #[derive(Clone, Copy)]
-pub(super) enum Undo<'a> {
+pub(crate) enum Undo<'a> {
     /// The OOM killer is off in the group with this directory, and in those that were made below it since (version 1).
     OomKiller(&'a Path),
-    /// `memory.high` (version 2) is one of `ours`, and was `before`.
-    High { before: &'a str, ours: &'a Ours },
+    /// The number in the file is one of `ours`, and was `before`: `memory.high` (version 2), or a setting of the machine.
+    Number { before: &'a str, ours: &'a Ours },
 }
 
-/// A child process that undoes a change to a group's file as soon as this process has ended, or this is dropped. A child that this process
+/// A child process that undoes a change to a file as soon as this process has ended, or this is dropped. A child that this process
 /// forked meanwhile, and that has not called `exec`, counts as a part of it; so does a thread that shares its open files.
 #[derive(Debug)]
-pub(super) struct Guard {
+pub(crate) struct Guard {
     /// Its number.
     pub process: libc::pid_t,
     /// The guard sees the end of it. A socket, since that can be ended for all who have it.
@@ -107,8 +107,8 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Starts a guard over `file`, which is to be open for reading and writing, and waits until it is at its place. It shares `lock`. It leaves
-    /// a `memory.high` alone that has none of our numbers.
+    /// Starts a guard over `file`, which is to be open for reading and writing, and waits until it is at its place. It shares `lock`, and
+    /// empties that file when it has undone the change. It leaves a file alone that has none of our numbers.
     pub fn start(file: &File, lock: &File, undo: Undo<'_>) -> Result<Guard, Errno> {
         let (line, end) = UnixStream::pair().map_err(Errno::from)?;
         // SAFETY: the masks are set by sigfillset and pthread_sigmask before they are used. The child stays inside
@@ -166,7 +166,7 @@ impl Drop for Guard {
 unsafe fn guard(line: c_int, end: c_int, file: &File, lock: c_int, undo: Undo<'_>) -> ! {
     let (text, ours) = match undo {
         Undo::OomKiller(_) => (OOM_KILLER_ON, None),
-        Undo::High { before, ours } => (before, Some(ours)),
+        Undo::Number { before, ours } => (before, Some(ours)),
     };
     let control = file.as_raw_fd();
     let mut found = [0u8; 32];
@@ -208,6 +208,7 @@ unsafe fn guard(line: c_int, end: c_int, file: &File, lock: c_int, undo: Undo<'_
                 free_groups_below(file, top);
             }
             libc::fremovexattr(control, marker::NAME.as_ptr());
+            libc::ftruncate(lock, 0);
         }
         libc::_exit(0)
     }

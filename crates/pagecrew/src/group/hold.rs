@@ -3,7 +3,7 @@
 //! Where a group is to be held, and whether it is near that, [`held`](super::held) decides.
 
 use super::guard::{Guard, Ours, Undo};
-use super::lock::Lock;
+use super::lock::{Lock, LockError};
 use super::marker::Marker;
 use super::{FILES_V1, Group, Version, field, groups, number, text};
 use crate::sys::cgroup::NO_LIMIT;
@@ -136,7 +136,7 @@ impl Group {
         let guard = match &change {
             Some(Change::OomKiller) => Some(Guard::start(&control, &lock.file, Undo::OomKiller(&self.path))),
             Some(Change::High { before, ours, .. }) => {
-                Some(Guard::start(&control, &lock.file, Undo::High { before: &text(*before), ours }))
+                Some(Guard::start(&control, &lock.file, Undo::Number { before: &text(*before), ours }))
             }
             None => None,
         };
@@ -160,7 +160,8 @@ impl Group {
 
     /// The right to hold the group, which nobody else has then.
     pub(super) fn hold_lock(&self) -> Result<Lock, HoldError> {
-        Lock::of(&self.path)?.ok_or_else(|| HoldError::Taken(self.path.join(self.files().control)))
+        let lock = Lock::of(&self.path).map_err(|LockError(path, errno)| HoldError::Refused(path, errno))?;
+        lock.ok_or_else(|| HoldError::Taken(self.path.join(self.files().control)))
     }
 
     /// Undoes the hold of a process that was killed together with its guard, whatever it was. Returns whether there was one.

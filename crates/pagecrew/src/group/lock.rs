@@ -1,40 +1,48 @@
-//! The lock of whoever holds a group: a file that nobody else can open. Whoever can open a file can lock it, and everybody can read those of a
-//! control group.
+//! The lock of whoever holds a group or changes a setting of the machine: a file that nobody else can open. Whoever can open a file can lock
+//! it, and everybody can read those of a control group.
 
-use super::hold::HoldError;
+use super::marker::Marker;
 use crate::stats;
 use crate::sys::Errno;
 use rustix::fs::FlockOperation;
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 const DIRECTORY: &str = "hold";
 
+/// The place where the file can't be made or written, and why.
+#[derive(Debug)]
+pub(crate) struct LockError(pub PathBuf, pub Errno);
+
 /// The lock. It belongs to the open file, which the guard shares: it is free again when both have ended, or this was dropped.
 #[derive(Debug)]
-pub(super) struct Lock {
+pub(crate) struct Lock {
     pub file: File,
     path: PathBuf,
+    /// Not released.
+    held: bool,
 }
 
 impl Lock {
     /// That of the group with the directory `group`; `None` if somebody has it.
-    ///
-    /// # Errors
-    /// [`HoldError::Refused`] with the place where the file can't be made.
-    pub fn of(group: &Path) -> Result<Option<Lock>, HoldError> {
+    pub fn of(group: &Path) -> Result<Option<Lock>, LockError> {
+        let about = group.metadata().map_err(|error| LockError(group.to_owned(), error.into()))?;
+        Lock::named(&format!("{}-{}", about.dev(), about.ino()))
+    }
+
+    /// That with a name; `None` if somebody has it.
+    pub fn named(name: &str) -> Result<Option<Lock>, LockError> {
         let refused = |path: &Path| {
             let path = path.to_owned();
-            move |errno| HoldError::Refused(path, errno)
+            move |errno| LockError(path, errno)
         };
-        let about = group.metadata().map_err(Errno::from).map_err(refused(group))?;
         let own = stats::directory_of(rustix::process::geteuid().as_raw());
         let directory = own.join(DIRECTORY);
         for directory in [&own, &directory] {
             stats::own_directory(directory).map_err(refused(directory))?;
         }
-        let path = directory.join(format!("{}-{}", about.dev(), about.ino()));
+        let path = directory.join(name);
         let open = || -> Result<Option<File>, Errno> {
             loop {
                 let mut options = OpenOptions::new();
@@ -51,15 +59,48 @@ impl Lock {
             }
         };
         let file = open().map_err(refused(&path))?;
-        Ok(file.map(|file| Lock { file, path }))
+        Ok(file.map(|file| Lock { file, path, held: true }))
     }
+
+    /// What is written in the file, for what has no attributes of its own: there is something only while a change may have to be undone.
+    pub fn marker(&self) -> Option<Marker> {
+        let mut buffer = [0; 2 * Self::LINE];
+        let count = self.file.read_at(&mut buffer, 0).ok()?;
+        Marker::parse(std::str::from_utf8(&buffer[..count]).ok()?.trim_end())
+    }
+
+    /// Writes a marker into the file, or nothing.
+    pub fn mark(&self, marker: Option<&Marker>) -> Result<(), LockError> {
+        let write = || match marker {
+            // All are of one length, so that one takes the place of another in a single write: whenever this process is killed, one is there.
+            Some(marker) => self.file.write_all_at(format!("{:<1$}\n", marker.text(), Self::LINE).as_bytes(), 0),
+            None => self.file.set_len(0),
+        };
+        write().map_err(|error| LockError(self.path.clone(), error.into()))
+    }
+
+    /// The file.
+    #[cfg(test)]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Lets others have it. Once is enough.
+    pub fn release(&mut self) {
+        if std::mem::take(&mut self.held) {
+            let _ = std::fs::remove_file(&self.path);
+            // Not left to the end of the file: a child of this process may have it.
+            let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+        }
+    }
+
+    /// Longer than any marker of numbers.
+    const LINE: usize = 96;
 }
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-        // Not left to the end of the file: a child of this process may have it.
-        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+        self.release();
     }
 }
 
@@ -73,6 +114,14 @@ mod tests {
         let lock = Lock::of(group.path()).unwrap().unwrap();
         assert_eq!(lock.file.metadata().unwrap().mode() & 0o777, 0o600);
         assert!(Lock::of(group.path()).unwrap().is_none());
+        let markers = [(10, 200), (10, 7), (u64::MAX, u64::MAX)];
+        for (before, next) in markers {
+            let marker = Marker::High { before: Some(before), ours: [None, Some(next)] };
+            lock.mark(Some(&marker)).unwrap();
+            assert_eq!(lock.marker(), Some(marker));
+        }
+        lock.mark(None).unwrap();
+        assert_eq!(lock.marker(), None);
         let path = lock.path.clone();
         drop(lock);
         assert!(!path.exists());

@@ -11,7 +11,7 @@ pub(super) const NAME: &CStr = c"user.pagecrew.hold";
 
 /// What a hold has changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Marker {
+pub(crate) enum Marker {
     /// The OOM killer is off (version 1). Somebody else had turned it off in these groups below, by their numbers.
     OomKiller { off_below: Vec<u64> },
     /// `memory.high` (version 2) was `before`, and is one of `ours`; `None` is `max`.
@@ -19,7 +19,7 @@ pub(super) enum Marker {
 }
 
 impl Marker {
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let number = |number: &Option<u64>| number.map_or("max".into(), |number| number.to_string());
         match self {
             Marker::OomKiller { off_below } => {
@@ -32,7 +32,7 @@ impl Marker {
     }
 
     /// `None` for a text that no hold writes.
-    fn parse(text: &str) -> Option<Marker> {
+    pub(super) fn parse(text: &str) -> Option<Marker> {
         let mut words = text.split(' ');
         let number = |word: &str| if word == "max" { Some(None) } else { word.parse().ok().map(Some) };
         match words.next()? {

@@ -19,9 +19,12 @@ pub mod relief;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use guard::{Guard, Ours, Undo};
 pub use held::Standing;
 pub use hold::{Hold, HoldError};
 pub use holder::{Holder, Holds};
+pub(crate) use lock::{Lock, LockError};
+pub(crate) use marker::Marker;
 pub use relief::Relief;
 
 use crate::sys::Errno;

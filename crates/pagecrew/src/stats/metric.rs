@@ -13,6 +13,8 @@ pub enum Part {
     Trim,
     /// `pagecrew pool serve`.
     Pool,
+    /// `pagecrew reclaim`.
+    Reclaim,
 }
 
 /// How a metric changes.

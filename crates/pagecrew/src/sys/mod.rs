@@ -26,7 +26,9 @@ pub mod shared_file;
 pub mod stop;
 pub mod thread;
 pub mod topology;
+pub mod tracepoint;
 pub mod userfaultfd;
+pub mod vmstat;
 pub mod words;
 pub mod zero;
 

@@ -1,0 +1,80 @@
+//! The settings of a machine, in a file.
+
+use crate::failure::Failure;
+use crate::metrics::Address;
+use crate::settings::{self, Key, Setting, Table};
+use std::path::Path;
+
+/// `[reclaim]`.
+pub const TABLE: Table = Table {
+    name: "reclaim",
+    help: "`pagecrew reclaim`.",
+    keys: &[
+        Key {
+            name: "most",
+            example: "\"2.5%\"",
+            default: "2.5%",
+            help: "The most of the memory that is kept free ahead of demand, up to 10 percent; up to as much again is free while the kernel reclaims.",
+            live: true,
+        },
+        Key {
+            name: "metrics",
+            example: "9752",
+            default: "nowhere",
+            help: "Where metrics are served (docs/metrics.md): a port of this machine, PORT, 127.0.0.1:PORT or [::1]:PORT, or the path of a socket.",
+            live: false,
+        },
+    ],
+};
+
+/// What the file may say; the command line goes before it.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub struct Config {
+    /// Percent of the memory.
+    pub most: Option<String>,
+    /// Where metrics are served.
+    pub metrics: Option<Address>,
+}
+
+impl Config {
+    /// Reads `file`, or the machine's if there is one.
+    pub fn read(file: Option<&Path>) -> Result<Config, Failure> {
+        settings::load(file, &TABLE, Config::of)
+    }
+
+    fn of(settings: Vec<Setting>) -> Result<Config, String> {
+        let mut config = Config::default();
+        for setting in settings {
+            match setting.key() {
+                "most" => config.most = Some(setting.text()?),
+                "metrics" => config.metrics = Some(setting.parse(Address::parse)?),
+                _ => return Err(setting.unknown(&TABLE)),
+            }
+        }
+        Ok(config)
+    }
+
+    /// Reads the text of a table.
+    #[cfg(test)]
+    pub fn parse(text: &str) -> Result<Config, String> {
+        Config::of(settings::read(text)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_file_says() {
+        let config = Config::parse("most = 5\nmetrics = 9750\n").unwrap();
+        assert_eq!((config.most.as_deref(), config.metrics), (Some("5"), Some(Address::parse("9750").unwrap())));
+        assert_eq!(Config::parse("").unwrap(), Config::default());
+        let examples: String = TABLE.keys.iter().map(|key| format!("{} = {}\n", key.name, key.example)).collect();
+        assert!(Config::parse(&examples).is_ok(), "{examples}");
+        for (text, word) in [("mots = 1", "mots"), ("most = []", "array"), ("metrics = \"x\"", "metrics")] {
+            let error = Config::parse(text).unwrap_err();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! `pagecrew reclaim`: memory is free before it is taken, for as long as it is.
+
+pub mod config;
+mod metrics;
+
+use crate::failure::Failure;
+use crate::figures::{object, seconds};
+use crate::metrics::Address;
+use crate::output::{note, print};
+use crate::service::{self, Service};
+use crate::values::parse_percent;
+use config::Config;
+use metrics::Board;
+use pagecrew::control::lead::Cause;
+use pagecrew::reclaim::{Event, Options, ReclaimError, Reclaimer, Standing};
+use pagecrew::units::Bytes;
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Keep memory free ahead of those who take it, so that they need not reclaim it themselves
+///
+/// The kernel begins to reclaim in the background when little is left, and programs that take memory fast have used that up before it got
+/// anywhere: they wait, and reclaim for themselves. While there is such demand, this has the kernel begin earlier
+/// (vm.watermark_scale_factor), by as much as the demand needs. Without demand the setting is as it was before. While nothing is reclaimed,
+/// this sleeps. However it ends, the setting is put back.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  pagecrew reclaim                            as long as it runs, and say what came of it
+  pagecrew reclaim --most 5%                  up to 5 % of the memory free ahead of demand
+  pagecrew reclaim --json --metrics 9752      for programs
+  systemctl enable --now pagecrew-reclaim     as long as the machine runs
+
+It is for the machine, not for a container, and takes root.")]
+pub struct Arguments {
+    /// The most of the memory to keep free ahead of demand, up to 10% [default: 2.5%]
+    #[arg(long, value_name = "PERCENT")]
+    most: Option<String>,
+    /// Serve metrics (OpenMetrics, GET /metrics) at a port of this machine, PORT, 127.0.0.1:PORT or [::1]:PORT, or at the path of a socket
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<String>,
+    /// Settings to begin with [default: /etc/pagecrew/pagecrew.toml, if it is there]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// One JSON object a line, whenever something changes, instead of sentences
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq)]
+struct Job {
+    options: Options,
+    metrics: Option<Address>,
+}
+
+fn job(arguments: &Arguments, config: Config) -> Result<Job, Failure> {
+    let usage = |option: &str| {
+        let option = option.to_owned();
+        move |reason: String| Failure::Usage(format!("{option}: {reason}"))
+    };
+    let most = arguments.most.clone().or(config.most).map(|text| match parse_percent(&text) {
+        Ok(most) if most > Options::MOST => Err(format!("{text} is more than {} percent", Options::MOST * 100.0)),
+        result => result,
+    });
+    let most = most.transpose().map_err(usage("--most"))?.unwrap_or(Options::default().most);
+    let metrics =
+        arguments.metrics.as_ref().map(|text| Address::parse(text).map_err(usage("--metrics"))).transpose()?;
+    Ok(Job { options: Options { most }, metrics: metrics.or(config.metrics) })
+}
+
+fn read(arguments: &Arguments) -> Result<Job, Failure> {
+    job(arguments, Config::read(arguments.config.as_deref())?)
+}
+
+impl From<ReclaimError> for Failure {
+    fn from(error: ReclaimError) -> Failure {
+        match error {
+            ReclaimError::Unsupported(_) => Failure::Impossible(error.to_string()),
+            ReclaimError::Factor(_) | ReclaimError::Counts(_) => Failure::Failed(error.to_string()),
+        }
+    }
+}
+
+/// `pagecrew reclaim`.
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let mut job = read(arguments)?;
+    let service = Service::begin()?;
+    let mut reclaimer = Reclaimer::new(job.options)?;
+    if reclaimer.found_one_left() {
+        note("vm.watermark_scale_factor was as a killed pagecrew reclaim had left it, and was put back first");
+    }
+    let board = Board::default();
+    board.write(reclaimer.standing());
+    let metrics = job.metrics.as_ref().map(|address| board.serve(address)).transpose()?;
+    let mut reporter = Reporter { json: arguments.json, bounded: false };
+    reporter.ready(&reclaimer)?;
+    service.ready();
+    let result: Result<(), Failure> = loop {
+        match service.wait(reclaimer.next_look_ns(), reclaimer.descriptors()) {
+            service::Event::Stop => break Ok(()),
+            service::Event::Reload => service.reload(|| match read(arguments) {
+                Ok(read) => {
+                    if read.metrics != job.metrics {
+                        note("metrics can't change while it runs: start it again for that");
+                    }
+                    job.options = read.options;
+                    reclaimer.change(job.options);
+                    note("the settings were read again");
+                }
+                Err(error) => note(&format!("the settings stay as they are: {error}")),
+            }),
+            service::Event::Due(_) => match reclaimer.see_to() {
+                Ok(event) => {
+                    board.write(reclaimer.standing());
+                    if let Some(event) = event {
+                        reporter.say(event, &reclaimer)?;
+                    }
+                }
+                Err(error) => break Err(error.into()),
+            },
+        }
+    };
+    // First of all, the setting is put back.
+    let standing = reclaimer.standing();
+    drop(reclaimer);
+    service.stopping();
+    drop(metrics);
+    result?;
+    reporter.end(standing)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Says what happens.
+struct Reporter {
+    json: bool,
+    /// That there is more demand than may be met was said.
+    bounded: bool,
+}
+
+impl Reporter {
+    fn ready(&self, reclaimer: &Reclaimer) -> Result<(), Failure> {
+        let standing = reclaimer.standing();
+        if self.json {
+            return line("ready", reclaimer.cause(), standing, &[]);
+        }
+        let (gap, factor) = (Bytes(standing.gap_bytes), standing.factor);
+        note(&format!("waiting for demand; without, {gap} is kept free ahead (vm.watermark_scale_factor {factor})"));
+        Ok(())
+    }
+
+    fn say(&mut self, event: Event, reclaimer: &Reclaimer) -> Result<(), Failure> {
+        let standing = reclaimer.standing();
+        if self.json {
+            return match event {
+                Event::Begun => line("begun", reclaimer.cause(), standing, &[]),
+                Event::Changed => line("changed", reclaimer.cause(), standing, &[]),
+                Event::Theirs => line("theirs", reclaimer.cause(), standing, &[]),
+                Event::Ended { lasted, .. } => {
+                    line("ended", reclaimer.cause(), standing, &[("lasted_seconds", lasted.as_secs_f64().into())])
+                }
+            };
+        }
+        let Standing { factor, demand_bytes, gap_bytes, .. } = standing;
+        match event {
+            Event::Begun => note(&format!(
+                "{} a second are taken: {} is kept free ahead (vm.watermark_scale_factor {factor})",
+                Bytes(demand_bytes),
+                Bytes(gap_bytes)
+            )),
+            Event::Changed if reclaimer.cause() == Cause::Bounded && !self.bounded => {
+                self.bounded = true;
+                note(&format!(
+                    "{} a second are taken, more than what may be kept free is good for (setting most)",
+                    Bytes(demand_bytes)
+                ));
+            }
+            Event::Changed => {}
+            Event::Ended { lasted, reclaimed, stalls } => {
+                self.bounded = false;
+                note(&format!(
+                    "over after {}: {} reclaimed, {stalls} times by those who took it; vm.watermark_scale_factor is {factor} again",
+                    seconds(lasted),
+                    Bytes(reclaimed)
+                ));
+            }
+            Event::Theirs => note(&format!("somebody has set vm.watermark_scale_factor to {factor}; that counts from now on")),
+        }
+        Ok(())
+    }
+
+    fn end(&self, standing: Standing) -> Result<(), Failure> {
+        if self.json {
+            return line("end", Cause::Rest, standing, &[]);
+        }
+        let Standing { reclaimed_bytes, reclaimed_by_tasks_bytes, demands, .. } = standing;
+        note(&format!(
+            "{} reclaimed in {demands} spans of demand, {} of it by those who took it",
+            Bytes(reclaimed_bytes),
+            Bytes(reclaimed_by_tasks_bytes)
+        ));
+        Ok(())
+    }
+}
+
+/// A line of JSON.
+fn line(event: &str, cause: Cause, standing: Standing, more: &[(&str, Value)]) -> Result<(), Failure> {
+    let mut object = object(standing.figures());
+    let cause = match cause {
+        Cause::Rest => "rest",
+        Cause::Demand => "demand",
+        Cause::Bounded => "bounded",
+        Cause::Saturated => "saturated",
+    };
+    object.insert("event".into(), event.into());
+    object.insert("cause".into(), cause.into());
+    object.extend(more.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+    print(&format!("{}\n", Value::Object(object)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn parse(arguments: &[&str]) -> Result<Job, String> {
+        let command = Command::try_parse_from([&["reclaim"], arguments].concat()).map_err(|error| error.to_string())?;
+        job(&command.arguments, Config::parse("most = 1\n").unwrap()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_command_line_goes_before_the_file() {
+        assert_eq!(parse(&[]).unwrap().options.most, 0.01);
+        assert_eq!(parse(&["--most", "5%"]).unwrap().options.most, 0.05);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for (arguments, word) in [
+            (&["--most", "0"][..], "--most"),
+            (&["--most", "11%"], "more than 10 percent"),
+            (&["--most", "x"], "percentage"),
+            (&["--metrics", "0.0.0.0:9750"], "--metrics"),
+        ] {
+            let error = parse(arguments).unwrap_err();
+            assert!(error.contains(word), "{arguments:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! Reclaim without stalls on a stock kernel: memory is free before it is taken.
+//!
+//! The kernel reclaims in the background when a node's free memory has come to its low watermark, and lets tasks reclaim for themselves at
+//! the min watermark. The distance between them is a thousandth of the memory, which fast storage takes in milliseconds, before a kernel
+//! thread was even given a CPU. Several such threads were proposed for that and refused: one more number to tune, and hogs that must still
+//! be throttled. Measured, the distance decides and not the number of threads. So it is set to what the demand of the moment needs
+//! ([`crate::control::lead`]) and set back when that is over: a fixed distance costs memory all day.
+//!
+//! - [`watermarks`]: which value of the setting makes which distance. [`looks`]: what is known of each node. [`plan`]: when is looked, and
+//!   what follows. Pure.
+//! - [`factor`]: the setting, with what puts it back whatever happens. [`support`]: whether it can be done. [`reclaimer`]: all of it together.
+
+pub mod factor;
+pub mod looks;
+pub mod plan;
+pub mod reclaimer;
+pub mod support;
+pub mod watermarks;
+
+pub use factor::FactorError;
+pub use reclaimer::{Event, Options, ReclaimError, Reclaimer, Standing};
+pub use support::Unsupported;

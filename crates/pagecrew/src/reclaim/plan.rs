@@ -1,0 +1,271 @@
+//! When the nodes are looked at and which value the setting gets: pure, time and counters come in as numbers.
+//!
+//! A kernel has one setting for all nodes, so the node that needs most decides. While no node's reclaim in the background works and no
+//! demand is left, nothing is looked at: the kernel says when a node's free memory has come to its low watermark, and that is when
+//! everything begins.
+
+use super::watermarks::Watermarks;
+use crate::control::lead::{Bounds, Cause, Lead, Look};
+use std::time::Duration;
+
+/// From the wake-up on, until the first look that can say how much is taken. Longer than the kernel takes to add up its counters, and a
+/// fraction of what a fast device takes to fill the kernel's own gap (4 ms at 6 GiB/s, of 24 GiB).
+const FIRST: Duration = Duration::from_micros(1500);
+/// Looks follow one another at these times while demand begins.
+const SOON: Duration = Duration::from_millis(10);
+/// So long.
+const BEGINNING: Duration = Duration::from_millis(200);
+/// And then at these.
+const LATER: Duration = Duration::from_millis(100);
+/// Nothing is looked at any more when all nodes were at rest for so long.
+const REST: Duration = Duration::from_secs(1);
+
+/// A node, as the plan sees it.
+#[derive(Debug, Clone)]
+struct Node {
+    watermarks: Watermarks,
+    law: Lead,
+    cause: Cause,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step {
+    /// The value that the setting is to have.
+    pub factor: u64,
+    /// When to look next; `None`: when a node's reclaim wakes up.
+    pub next_ns: Option<u64>,
+}
+
+/// The plan for all nodes.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    nodes: Vec<Node>,
+    /// The operator's own value.
+    own: u64,
+    /// Since when it is awake.
+    awake_ns: Option<u64>,
+    /// When a node was last seen not to be at rest, or woken up.
+    busy_ns: u64,
+    step: Step,
+}
+
+impl Plan {
+    /// The plan for nodes with these watermarks, which were looked at just now. `own` is the value that the setting has while there is no
+    /// demand. At most `most`, a share of each node's memory, is kept free between its watermarks min and low.
+    ///
+    /// # Panics
+    /// If there are not as many looks as nodes.
+    pub fn new(watermarks: Vec<Watermarks>, looks: &[Look], own: u64, most: f64) -> Plan {
+        assert_eq!(watermarks.len(), looks.len());
+        let node = |(watermarks, &look): (Watermarks, &Look)| {
+            let law = Lead::new(bounds(&watermarks, own, most), look);
+            Node { law, watermarks, cause: Cause::Rest }
+        };
+        let nodes = watermarks.into_iter().zip(looks).map(node).collect();
+        Plan { nodes, own, awake_ns: None, busy_ns: 0, step: Step { factor: own, next_ns: None } }
+    }
+
+    /// From now on at most `most` of each node's memory.
+    pub fn change(&mut self, most: f64) {
+        for node in &mut self.nodes {
+            node.law.bound(bounds(&node.watermarks, self.own, most));
+        }
+    }
+
+    /// Reclaim has woken up on a node. A look at all nodes follows at once, by [`note`](Plan::note).
+    pub fn woken(&mut self, now_ns: u64) {
+        self.busy_ns = now_ns;
+        if self.awake_ns.is_none() {
+            self.awake_ns = Some(now_ns);
+        }
+    }
+
+    /// Takes note of a look at all nodes, in their order, and says what is to be done.
+    pub fn note(&mut self, now_ns: u64, looks: &[Look]) -> Step {
+        let mut factor = self.own;
+        for (node, &look) in self.nodes.iter_mut().zip(looks) {
+            let gap = node.law.note(look);
+            node.cause = gap.cause;
+            if gap.cause != Cause::Rest {
+                self.busy_ns = now_ns;
+                factor = factor.max(node.watermarks.factor(gap.bytes));
+            }
+        }
+        let after = |time: Duration| now_ns + time.as_nanos() as u64;
+        let next = match self.awake_ns {
+            None => None,
+            Some(_) if now_ns.saturating_sub(self.busy_ns) > REST.as_nanos() as u64 => {
+                self.awake_ns = None;
+                None
+            }
+            // The first look only begins a span of time.
+            Some(since) if now_ns.saturating_sub(since) < FIRST.as_nanos() as u64 => Some(after(FIRST)),
+            Some(since) if now_ns.saturating_sub(since) < BEGINNING.as_nanos() as u64 => Some(after(SOON)),
+            Some(_) => Some(after(LATER)),
+        };
+        self.step = Step { factor, next_ns: next };
+        self.step
+    }
+
+    /// What was said last.
+    pub fn step(&self) -> Step {
+        self.step
+    }
+
+    /// The operator's own value.
+    pub fn own(&self) -> u64 {
+        self.own
+    }
+
+    /// The distance between the watermarks for a value of the setting, over all nodes.
+    pub fn gap(&self, factor: u64) -> u64 {
+        self.nodes.iter().map(|node| node.watermarks.gap(factor)).sum()
+    }
+
+    /// What is taken of all nodes in a second, in bytes.
+    pub fn demand(&self) -> u64 {
+        self.nodes.iter().map(|node| node.law.demand()).sum()
+    }
+
+    /// The longest lead time of those that a gap follows from.
+    pub fn lead(&self) -> Duration {
+        self.nodes.iter().map(|node| node.law.lead()).max().unwrap_or_default()
+    }
+
+    /// What the node that needs most needs.
+    pub fn cause(&self) -> Cause {
+        let rank = |cause: &Cause| match cause {
+            Cause::Rest => 0,
+            Cause::Demand => 1,
+            Cause::Bounded => 2,
+            Cause::Saturated => 3,
+        };
+        self.nodes.iter().map(|node| node.cause).max_by_key(rank).unwrap_or(Cause::Rest)
+    }
+}
+
+fn bounds(watermarks: &Watermarks, own: u64, most: f64) -> Bounds {
+    let least = watermarks.gap(own);
+    Bounds { least, most: ((watermarks.managed() as f64 * most) as u64).max(least) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::lead::model::{GIB, KSWAPD, MIB, MS, Node as Model};
+    use crate::sys::vmstat::Zone;
+
+    /// A machine whose nodes share one setting, under a plan.
+    struct Machine {
+        nodes: Vec<Model>,
+        watermarks: Vec<Watermarks>,
+        plan: Plan,
+        factor: u64,
+        looks: u64,
+        changes: Vec<u64>,
+        now_ms: u64,
+    }
+
+    const OWN: u64 = 10;
+
+    impl Machine {
+        fn new(nodes: usize, memory: u64, wakes_in_ms: u64) -> Machine {
+            let watermarks: Vec<_> = (0..nodes)
+                .map(|node| Watermarks::of(node, &[Zone { node, managed: memory, min: memory / 400, low: 0, high: 0 }]))
+                .collect();
+            let nodes = vec![Model::new(memory, wakes_in_ms, KSWAPD); nodes];
+            let looks: Vec<Look> = nodes.iter().map(|node| node.look).collect();
+            let plan = Plan::new(watermarks.clone(), &looks, OWN, 0.025);
+            Machine { nodes, watermarks, plan, factor: OWN, looks: 0, changes: Vec::new(), now_ms: 0 }
+        }
+
+        /// `load` says how many bytes are wanted a second, of which node and in which millisecond.
+        fn run(&mut self, milliseconds: u64, load: impl Fn(usize, u64) -> u64) -> &mut Machine {
+            for now in 0..milliseconds {
+                let now_ns = self.now_ms * MS;
+                let woken = self.nodes.iter_mut().fold(false, |woken, node| std::mem::take(&mut node.woken) || woken);
+                if woken {
+                    self.plan.woken(now_ns);
+                }
+                if woken || self.plan.step().next_ns.is_some_and(|next| next <= now_ns) {
+                    let looks: Vec<Look> = self.nodes.iter().map(|node| node.look).collect();
+                    let step = self.plan.note(now_ns, &looks);
+                    assert!(step.next_ns.is_none_or(|next| next > now_ns));
+                    self.looks += 1;
+                    if step.factor != self.factor {
+                        self.factor = step.factor;
+                        self.changes.push(self.now_ms);
+                        for (node, watermarks) in self.nodes.iter_mut().zip(&self.watermarks) {
+                            node.gap = watermarks.gap(step.factor);
+                        }
+                    }
+                }
+                for (number, node) in self.nodes.iter_mut().enumerate() {
+                    node.step(load(number, now));
+                }
+                self.now_ms += 1;
+            }
+            self
+        }
+
+        fn stalls(&self) -> u64 {
+            self.nodes.iter().map(|node| node.look.stalls).sum()
+        }
+    }
+
+    #[test]
+    fn nothing_is_looked_at_while_nothing_happens() {
+        let mut machine = Machine::new(2, 64 * GIB, 10);
+        machine.run(600_000, |_, _| 0);
+        assert_eq!((machine.looks, machine.factor), (0, OWN));
+        // What little goes on wakes the kernel's threads now and then. It needs no more than there is.
+        machine.run(600_000, |_, _| 10 * MIB);
+        assert_eq!((machine.factor, machine.stalls()), (OWN, 0));
+        assert!(machine.looks < 600 * 15, "{}", machine.looks);
+    }
+
+    #[test]
+    fn the_node_that_needs_most_decides() {
+        for nodes in [1, 2, 8] {
+            for memory in [4 * GIB, 24 * GIB, 96 * GIB] {
+                let mut machine = Machine::new(nodes, memory, 10);
+                let load = |node: usize, _| if node == nodes - 1 { 4 * GIB } else { 0 };
+                machine.run(1000, load);
+                let before = machine.stalls();
+                machine.run(60_000, load);
+                assert_eq!(machine.stalls(), before, "{nodes} nodes");
+                // A minute and a half later it is as it was, and nothing is looked at.
+                machine.run(90_000, |_, _| 0);
+                assert_eq!((machine.factor, machine.plan.step().next_ns), (OWN, None), "{nodes} nodes");
+                let looks = machine.looks;
+                machine.run(60_000, |_, _| 0);
+                assert_eq!(machine.looks, looks);
+            }
+        }
+    }
+
+    #[test]
+    fn a_load_that_comes_and_goes_is_no_reason_to_swing() {
+        let mut machine = Machine::new(2, 24 * GIB, 20);
+        let load = |node: usize, now: u64| if (now / 5000 + node as u64).is_multiple_of(2) { 5 * GIB } else { 0 };
+        machine.run(10_000, load).changes.clear();
+        let before = machine.stalls();
+        machine.run(300_000, load);
+        assert_eq!(machine.stalls(), before);
+        // The load changes 120 times. What changes is the lead time, every half minute.
+        assert!(machine.changes.len() <= 15, "{:?}", machine.changes);
+    }
+
+    #[test]
+    fn no_more_than_it_may() {
+        let mut machine = Machine::new(1, 8 * GIB, 300);
+        machine.run(120_000, |_, _| 7 * GIB);
+        let gap = machine.watermarks[0].gap(machine.factor);
+        assert!(gap as f64 <= 0.025 * 8.0 * GIB as f64 * 1.01, "{gap}");
+        assert!(matches!(machine.plan.cause(), Cause::Bounded | Cause::Saturated), "{:?}", machine.plan.cause());
+        machine.plan.change(0.005);
+        machine.run(1000, |_, _| 7 * GIB);
+        assert!(machine.watermarks[0].gap(machine.factor) as f64 <= 0.005 * 8.0 * GIB as f64 * 1.01);
+    }
+}

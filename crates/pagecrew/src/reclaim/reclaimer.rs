@@ -1,0 +1,280 @@
+//! The plan, done: it waits for the kernel's reclaim to wake up, looks, and sets.
+
+use super::factor::{Factor, FactorError};
+use super::looks::{Found, Looks};
+use super::plan::Plan;
+use super::support::{self, Unsupported};
+use super::watermarks::Watermarks;
+use crate::control::lead::Cause;
+use crate::stats::figures;
+use crate::sys::Errno;
+use crate::sys::clock::now_ns;
+use crate::sys::tracepoint::Tracepoint;
+use crate::sys::vmstat::{self, Counts, VmStat};
+use std::fmt;
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::Duration;
+
+/// What may be done.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Options {
+    /// The most that is kept free ahead of demand, of each node's memory; where 1 is all. Up to as much again is free while the kernel
+    /// reclaims.
+    pub most: f64,
+}
+
+impl Options {
+    /// Nobody would want more; and more than the setting can say.
+    pub const MOST: f64 = 0.1;
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { most: 0.025 }
+    }
+}
+
+figures! {
+    /// How it stands, as it was seen at the last look: there is none while nothing is reclaimed.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+    pub struct Standing: Reclaim, "pagecrew_reclaim_", [], "" {
+        factor: u64, Gauge Count, "vm.watermark_scale_factor as it is set.";
+        own_factor: u64, Gauge Count, "vm.watermark_scale_factor while there is no demand: the operator's.";
+        gap_bytes: u64, Gauge Bytes, "Memory between the watermarks min and low, which is free ahead of demand, on all nodes.";
+        demand_bytes: u64, Gauge Bytes, "Memory that is taken in a second; what was taken at the peak counts for a while.";
+        lead_ns key "lead_seconds": u64, Gauge Seconds, "Time that reclaim in the background takes to come to its full rate, as it was found out.";
+        demands: u64, Counter Count, "Times that demand began.";
+        changes: u64, Counter Count, "Times that the setting was changed.";
+        looks: u64, Counter Count, "Looks at the nodes.";
+        reclaimed_bytes: u64, Counter Bytes, "Memory that was reclaimed while it was looked, by whomever.";
+        reclaimed_by_tasks_bytes: u64, Counter Bytes, "Of that, memory that tasks had to reclaim for themselves.";
+        stalls: u64, Counter Count, "Times that tasks had to reclaim for themselves (allocstall).";
+    }
+}
+
+/// What has happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// More is kept free, since there is demand.
+    Begun,
+    /// It is more or less than it was.
+    Changed,
+    /// The setting is the operator's again, after so long, with what came of it.
+    Ended {
+        /// From the first change on.
+        lasted: Duration,
+        /// Bytes.
+        reclaimed: u64,
+        /// See [`Standing::stalls`].
+        stalls: u64,
+    },
+    /// Somebody else has changed the setting. What it is now counts as the operator's.
+    Theirs,
+}
+
+/// Why it can't be done, or no longer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReclaimError {
+    /// Not here.
+    Unsupported(Unsupported),
+    /// The setting can't be had.
+    Factor(FactorError),
+    /// What the kernel counts can't be read.
+    Counts(Errno),
+}
+
+impl fmt::Display for ReclaimError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReclaimError::Unsupported(error) => error.fmt(f),
+            ReclaimError::Factor(error) => error.fmt(f),
+            ReclaimError::Counts(errno) => write!(f, "the kernel's counters of reclaim can't be read: {errno}"),
+        }
+    }
+}
+
+impl std::error::Error for ReclaimError {}
+
+impl From<FactorError> for ReclaimError {
+    fn from(error: FactorError) -> ReclaimError {
+        ReclaimError::Factor(error)
+    }
+}
+
+/// A span of demand.
+#[derive(Debug, Clone, Copy)]
+struct Demand {
+    since_ns: u64,
+    before: Standing,
+}
+
+/// Keeps more free ahead of demand on this machine, as long as there is demand. Dropping it puts the setting back.
+#[derive(Debug)]
+pub struct Reclaimer {
+    options: Options,
+    /// The nodes' threads, and when they wake up.
+    nodes: Vec<Node>,
+    vmstat: VmStat,
+    counts: Counts,
+    looks: Looks,
+    plan: Plan,
+    factor: Factor,
+    standing: Standing,
+    demand: Option<Demand>,
+}
+
+#[derive(Debug)]
+struct Node {
+    number: usize,
+    thread: libc::pid_t,
+    wakes: Tracepoint,
+    last: Found,
+}
+
+impl Node {
+    fn look(&mut self) -> Found {
+        // A node that was taken out stays as it was.
+        let free = vmstat::node_free(self.number).unwrap_or(self.last.free);
+        let busy_ns = vmstat::run_ns(self.thread).unwrap_or(self.last.busy_ns);
+        self.last = Found { free, busy_ns };
+        self.last
+    }
+}
+
+impl Reclaimer {
+    /// Takes the setting, and begins to wait.
+    ///
+    /// # Errors
+    /// See [`ReclaimError`].
+    pub fn new(options: Options) -> Result<Reclaimer, ReclaimError> {
+        let (number, threads) = support::check().map_err(ReclaimError::Unsupported)?;
+        let wakes = |thread| Tracepoint::new(number, thread).map_err(|errno| ReclaimError::Unsupported(Unsupported::Events(errno)));
+        let mut nodes = Vec::new();
+        for (number, thread) in threads {
+            nodes.push(Node { number, thread, wakes: wakes(thread)?, last: Found { free: 0, busy_ns: 0 } });
+        }
+        let factor = Factor::take()?;
+        let mut vmstat = VmStat::open().map_err(ReclaimError::Counts)?;
+        let counts = vmstat.read().map_err(ReclaimError::Counts)?;
+        let found: Vec<Found> = nodes.iter_mut().map(Node::look).collect();
+        let looks = Looks::new(now_ns(), counts, &found);
+        let plan = plan(&nodes, &looks, &factor, options)?;
+        let mut reclaimer =
+            Reclaimer { options, nodes, vmstat, counts, looks, plan, factor, standing: Standing::default(), demand: None };
+        reclaimer.stand();
+        Ok(reclaimer)
+    }
+
+    /// Whether the setting was still as a process had left it that was killed together with its guard.
+    pub fn found_one_left(&self) -> bool {
+        self.factor.found_one_left()
+    }
+
+    /// Goes on with other options.
+    pub fn change(&mut self, options: Options) {
+        self.options = options;
+        self.plan.change(options.most);
+    }
+
+    /// What is readable when there is something to [see to](Reclaimer::see_to).
+    pub fn descriptors(&self) -> impl Iterator<Item = (RawFd, libc::c_short)> + '_ {
+        self.nodes.iter().map(|node| (node.wakes.as_raw_fd(), libc::POLLIN))
+    }
+
+    /// When to see to it even if nothing is readable.
+    pub fn next_look_ns(&self) -> Option<u64> {
+        self.plan.step().next_ns
+    }
+
+    /// How it stands.
+    pub fn standing(&self) -> Standing {
+        self.standing
+    }
+
+    /// Why the setting is as it is.
+    pub fn cause(&self) -> Cause {
+        self.plan.cause()
+    }
+
+    /// Looks, if reclaim has woken up or it is time, and sets what follows from that.
+    ///
+    /// # Errors
+    /// See [`ReclaimError`]. Once more may do.
+    pub fn see_to(&mut self) -> Result<Option<Event>, ReclaimError> {
+        let now = now_ns();
+        let woken = self.nodes.iter().fold(false, |woken, node| node.wakes.take() || woken);
+        if woken {
+            self.plan.woken(now);
+        }
+        if !woken && self.next_look_ns().is_none_or(|next| now < next) {
+            return Ok(None);
+        }
+        let counts = self.vmstat.read().map_err(ReclaimError::Counts)?;
+        let found: Vec<Found> = self.nodes.iter_mut().map(Node::look).collect();
+        let at = now_ns();
+        self.looks.note(at, counts, &found);
+        let before = std::mem::replace(&mut self.counts, counts);
+        let standing = &mut self.standing;
+        standing.looks += 1;
+        standing.reclaimed_bytes += counts.reclaimed.saturating_sub(before.reclaimed);
+        standing.reclaimed_by_tasks_bytes += counts.reclaimed_by_tasks.saturating_sub(before.reclaimed_by_tasks);
+        standing.stalls += counts.stalls.saturating_sub(before.stalls);
+        let step = self.plan.note(at, self.looks.nodes());
+        let was = self.factor.now();
+        if step.factor == was && self.factor.guarded() {
+            self.stand();
+            return Ok(None);
+        }
+        if !self.factor.guarded() || !self.factor.set(step.factor)? {
+            self.take_again()?;
+            return Ok(Some(Event::Theirs));
+        }
+        self.standing.changes += 1;
+        self.stand();
+        Ok(Some(self.changed(at, step.factor)))
+    }
+
+    fn changed(&mut self, now_ns: u64, factor: u64) -> Event {
+        match self.demand {
+            None => {
+                self.standing.demands += 1;
+                self.demand = Some(Demand { since_ns: now_ns, before: self.standing });
+                Event::Begun
+            }
+            Some(Demand { since_ns, before }) if factor == self.plan.own() => {
+                self.demand = None;
+                Event::Ended {
+                    lasted: Duration::from_nanos(now_ns - since_ns),
+                    reclaimed: self.standing.reclaimed_bytes - before.reclaimed_bytes,
+                    stalls: self.standing.stalls - before.stalls,
+                }
+            }
+            Some(_) => Event::Changed,
+        }
+    }
+
+    /// The setting is somebody else's now, or has lost its guard: it is taken anew, as it is then.
+    fn take_again(&mut self) -> Result<(), ReclaimError> {
+        self.factor.release();
+        self.factor = Factor::take()?;
+        self.plan = plan(&self.nodes, &self.looks, &self.factor, self.options)?;
+        self.demand = None;
+        self.stand();
+        Ok(())
+    }
+
+    fn stand(&mut self) {
+        self.standing.factor = self.factor.now();
+        self.standing.own_factor = self.plan.own();
+        self.standing.gap_bytes = self.plan.gap(self.factor.now());
+        self.standing.demand_bytes = self.plan.demand();
+        self.standing.lead_ns = self.plan.lead().as_nanos() as u64;
+    }
+}
+
+/// The plan for nodes as they are, with a setting as it is.
+fn plan(nodes: &[Node], looks: &Looks, factor: &Factor, options: Options) -> Result<Plan, ReclaimError> {
+    let zones = vmstat::zones().map_err(ReclaimError::Counts)?;
+    let watermarks = nodes.iter().map(|node| Watermarks::of(node.number, &zones)).collect();
+    Ok(Plan::new(watermarks, looks.nodes(), factor.before(), options.most))
+}

@@ -1,0 +1,261 @@
+//! What the kernel counts of its reclaim, and the watermarks of its zones: `/proc/vmstat`, `/proc/zoneinfo` and the threads that reclaim.
+
+use super::procfs::{self, Buffer};
+use super::{Errno, PAGE_SIZE};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+/// What was counted since the machine was started, in `/proc/vmstat`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Bytes that were reclaimed, by whomever.
+    pub reclaimed: u64,
+    /// Of them, by tasks for themselves.
+    pub reclaimed_by_tasks: u64,
+    /// How often tasks had to reclaim for themselves. Those that are at the limit of a control group are not counted.
+    pub stalls: u64,
+    /// Bytes of the working set that were reclaimed and soon read again (3.15).
+    pub refaulted: u64,
+    /// Bytes that came back from swap.
+    pub swapped_in: u64,
+}
+
+/// `/proc/vmstat`, kept open.
+#[derive(Debug)]
+pub struct VmStat {
+    file: File,
+    room: Vec<u8>,
+}
+
+impl VmStat {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// Those of `open`.
+    pub fn open() -> Result<VmStat, Errno> {
+        Ok(VmStat { file: File::open("/proc/vmstat")?, room: vec![0; 32 << 10] })
+    }
+
+    /// As it is now. Costs some tens of microseconds, more with many CPUs.
+    ///
+    /// # Errors
+    /// Those of `read`; `EILSEQ` where what there has to be is not there.
+    pub fn read(&mut self) -> Result<Counts, Errno> {
+        let count = self.file.read_at(&mut self.room, 0)?;
+        let text = std::str::from_utf8(&self.room[..count]).map_err(|_| Errno(libc::EILSEQ))?;
+        counts(text).ok_or(Errno(libc::EILSEQ))
+    }
+}
+
+/// `None` where a counter that every kernel has is missing.
+fn counts(text: &str) -> Option<Counts> {
+    let mut counts = Counts::default();
+    let (mut reclaims, mut stalls) = (false, false);
+    for line in text.lines() {
+        let Some((name, value)) = line.split_once(' ') else { continue };
+        let Ok(value) = value.trim().parse::<u64>() else { continue };
+        let bytes = value.saturating_mul(PAGE_SIZE as u64);
+        match name {
+            "pgsteal_kswapd" | "pgsteal_khugepaged" | "pgsteal_proactive" => {
+                reclaims |= name == "pgsteal_kswapd";
+                counts.reclaimed = counts.reclaimed.saturating_add(bytes);
+            }
+            "pgsteal_direct" => {
+                counts.reclaimed = counts.reclaimed.saturating_add(bytes);
+                counts.reclaimed_by_tasks = bytes;
+            }
+            // Of files and of other memory apart (5.9), or both together.
+            "workingset_refault_file" | "workingset_refault_anon" | "workingset_refault" => {
+                counts.refaulted = counts.refaulted.saturating_add(bytes);
+            }
+            "pswpin" => counts.swapped_in = bytes,
+            // By zone (4.10), or all together.
+            name if name == "allocstall" || name.starts_with("allocstall_") => {
+                stalls = true;
+                counts.stalls = counts.stalls.saturating_add(value);
+            }
+            _ => {}
+        }
+    }
+    (reclaims && stalls).then_some(counts)
+}
+
+/// Free memory of the node with the kernel's number `node`, in bytes (`/sys/devices/system/node/nodeN/vmstat`, 2.6.38).
+///
+/// # Errors
+/// Those of `read`; `ENOENT` where there is no such node.
+pub fn node_free(node: usize) -> Result<u64, Errno> {
+    let mut buffer = Buffer::new();
+    let mut room = [0; 64];
+    let path = procfs::path(&mut room, &["/sys/devices/system/node/node"], node as u64, "/vmstat");
+    let text = procfs::read(path, &mut buffer)?;
+    let pages = text.lines().find_map(|line| line.strip_prefix("nr_free_pages ")).and_then(|pages| pages.trim().parse().ok());
+    let pages: u64 = pages.ok_or(Errno(libc::EILSEQ))?;
+    Ok(pages.saturating_mul(PAGE_SIZE as u64))
+}
+
+/// A zone of memory, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Zone {
+    /// Its node.
+    pub node: usize,
+    /// What the kernel's page allocator has of it.
+    pub managed: u64,
+    /// Where tasks reclaim for themselves.
+    pub min: u64,
+    /// Where reclaim in the background begins.
+    pub low: u64,
+    /// Where it ends.
+    pub high: u64,
+}
+
+/// The zones that have memory (`/proc/zoneinfo`; `managed`: 3.9).
+///
+/// # Errors
+/// Those of `read`; `EILSEQ` where there is nothing of that.
+pub fn zones() -> Result<Vec<Zone>, Errno> {
+    let zones = parse_zones(&std::fs::read_to_string("/proc/zoneinfo")?);
+    if zones.is_empty() { Err(Errno(libc::EILSEQ)) } else { Ok(zones) }
+}
+
+fn parse_zones(text: &str) -> Vec<Zone> {
+    let mut zones: Vec<Zone> = Vec::new();
+    for line in text.lines() {
+        // Node 0, zone   Normal
+        if let Some(rest) = line.strip_prefix("Node ")
+            && let Some((node, _)) = rest.split_once(',')
+            && let Ok(node) = node.trim().parse()
+        {
+            zones.push(Zone { node, managed: 0, min: 0, low: 0, high: 0 });
+            continue;
+        }
+        let mut words = line.split_ascii_whitespace();
+        if let (Some(zone), Some(name), Some(pages)) = (zones.last_mut(), words.next(), words.next())
+            && let Ok(pages) = pages.parse::<u64>()
+        {
+            let bytes = pages.saturating_mul(PAGE_SIZE as u64);
+            match name {
+                "min" => zone.min = bytes,
+                "low" => zone.low = bytes,
+                "high" => zone.high = bytes,
+                "managed" => zone.managed = bytes,
+                _ => {}
+            }
+        }
+    }
+    // ZONE_DEVICE and what is movable only on request may have no page.
+    zones.retain(|zone| zone.managed > 0);
+    zones
+}
+
+/// The kernel's threads that reclaim in the background: node and thread, in the order of the nodes. Empty in a PID namespace of its own.
+pub fn kswapds() -> Vec<(usize, libc::pid_t)> {
+    let mut found: Vec<_> = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(kswapd).collect();
+    found.sort_unstable();
+    found
+}
+
+fn kswapd(entry: std::fs::DirEntry) -> Option<(usize, libc::pid_t)> {
+    let thread = entry.file_name().to_str()?.parse().ok()?;
+    let name = std::fs::read_to_string(entry.path().join("comm")).ok()?;
+    let node = name.trim_end().strip_prefix("kswapd")?.parse().ok()?;
+    // Anybody may call himself so; only the kernel's own threads have no program.
+    let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+    is_of_kernel(&stat).then_some((node, thread))
+}
+
+/// Whether a line of `/proc/PID/stat` is that of a thread of the kernel (`PF_KTHREAD`).
+fn is_of_kernel(stat: &str) -> bool {
+    const PF_KTHREAD: u64 = 0x0020_0000;
+    let flags = || stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(6)?.parse::<u64>().ok();
+    flags().is_some_and(|flags| flags & PF_KTHREAD != 0)
+}
+
+/// Nanoseconds for which `thread` has run (`/proc/PID/schedstat`).
+///
+/// # Errors
+/// Those of `read`; `ENOENT` where the thread has gone or the kernel does not count.
+pub fn run_ns(thread: libc::pid_t) -> Result<u64, Errno> {
+    let mut buffer = [0; 128];
+    let mut room = [0; 32];
+    let path = procfs::path(&mut room, &["/proc/"], thread as u64, "/schedstat");
+    let text = procfs::read(path, &mut buffer)?;
+    text.split_ascii_whitespace().next().and_then(|ns| ns.parse().ok()).ok_or(Errno(libc::EILSEQ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PAGE: u64 = PAGE_SIZE as u64;
+
+    #[test]
+    fn this_machine() {
+        let counts = VmStat::open().unwrap().read().unwrap();
+        assert!(counts.reclaimed >= counts.reclaimed_by_tasks);
+        let zones = zones().unwrap();
+        assert!(zones.iter().all(|zone| zone.min <= zone.low && zone.low <= zone.high && zone.high <= zone.managed));
+        let all: u64 = zones.iter().map(|zone| zone.managed).sum();
+        assert_eq!(all, procfs::memory_info().unwrap().total);
+        assert!(node_free(zones[0].node).unwrap() < all);
+        assert!(node_free(1 << 20).is_err());
+        for (_, thread) in kswapds() {
+            assert!(run_ns(thread).is_ok());
+        }
+    }
+
+    #[test]
+    fn counters_of_kernels() {
+        let now = "nr_free_pages 5\nworkingset_refault_anon 1\nworkingset_refault_file 2\npswpin 7\nallocstall_dma 0\n\
+                   allocstall_normal 3\nallocstall_movable 4\npgsteal_kswapd 10\npgsteal_direct 20\npgsteal_khugepaged 30\n\
+                   pgsteal_proactive 40\npgsteal_anon 50\npgsteal_file 60\n";
+        let expected = Counts {
+            reclaimed: 100 * PAGE,
+            reclaimed_by_tasks: 20 * PAGE,
+            stalls: 7,
+            refaulted: 3 * PAGE,
+            swapped_in: 7 * PAGE,
+        };
+        assert_eq!(counts(now), Some(expected));
+        // 4.9 had one sum each.
+        let before = "workingset_refault 3\npswpin 7\nallocstall 7\npgsteal_kswapd 80\npgsteal_direct 20\n";
+        assert_eq!(counts(before), Some(expected));
+        for text in ["", "pgsteal_kswapd 1\n", "allocstall 1\n", "pgsteal_kswapd x\nallocstall 1\n", "pgsteal_kswapd"] {
+            assert_eq!(counts(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn zones_of_nodes() {
+        let text = "Node 0, zone      DMA\n  per-node stats\n      nr_inactive_anon 1\n  pages free     3840\n        boost    0\n        min      11\n\
+                    \x20       low      14\n        high     17\n        spanned  4095\n        present  3998\n        managed  3840\n\
+                    \x20       cma      0\n        protection: (0, 3, 4, 5)\n      nr_free_pages 3840\n  pagesets\n    cpu: 0\n\
+                    \x20             count:    0\n              high:     13\nNode 0, zone  Movable\n  pages free     0\n        min      32\n\
+                    \x20       managed  0\nNode 1, zone   Normal\n  pages free     9\n        min      5\n        low      6\n        high     7\n\
+                    \x20       managed  100\n";
+        let expected = [
+            Zone { node: 0, managed: 3840 * PAGE, min: 11 * PAGE, low: 14 * PAGE, high: 17 * PAGE },
+            Zone { node: 1, managed: 100 * PAGE, min: 5 * PAGE, low: 6 * PAGE, high: 7 * PAGE },
+        ];
+        assert_eq!(parse_zones(text), expected);
+        assert_eq!(parse_zones("min 5\nNode x, zone\n managed 5\n"), []);
+    }
+
+    #[test]
+    fn threads_of_the_kernel() {
+        assert!(is_of_kernel("45 (kswapd0) S 2 0 0 0 -1 2103360 0 0"));
+        assert!(!is_of_kernel("45 (kswapd0) S 2 0 0 0 -1 4194304 0 0"));
+        assert!(!is_of_kernel("45 (a) 2103360) S 2 0 0 0 -1 4194304 0 0"));
+        assert!(!is_of_kernel("") && !is_of_kernel("45 (kswapd0"));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_makes_them_panic(text in "(Node [0-9]{1,30}, zone x\n|[a-z_]{0,14} ?-?[0-9]{0,25}\n|[ -~]{0,20}\n){0,30}") {
+            counts(&text);
+            parse_zones(&text);
+            is_of_kernel(&text);
+        }
+    }
+}
