@@ -438,14 +438,25 @@ fn nodes_have_lanes_and_spans_of_each_come_back_to_it() {
     balanced(&region);
 }
 
-#[test]
-fn memory_of_another_lane_is_used_before_the_peak_is_raised() {
-    // Where tasks wait for memory what is free goes back at once, and then there is nothing to be used again.
-    eventually("the second lane takes from the first one", Duration::from_secs(60), second_lane_takes_from_the_first);
+/// Runs the test `name` of this file again, in a process of its own, and says whether this is that one already. What other tests take counts as
+/// the program's growth elsewhere, for which memory goes back.
+fn alone(name: &str) -> bool {
+    const ALONE: &str = "PAGECREW_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = command.args(["--exact", &format!("region::tests::{name}")]).env(ALONE, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    false
 }
 
-/// Whether nothing had to go back while the second of two lanes came to the size of the first one.
-fn second_lane_takes_from_the_first() -> bool {
+#[test]
+fn memory_of_another_lane_is_used_before_the_peak_is_raised() {
+    if !alone("memory_of_another_lane_is_used_before_the_peak_is_raised") {
+        return;
+    }
     let region = Region::with(
         Options { huge_pages: false, ..Options::default() },
         sched::affinity().unwrap(),
@@ -478,14 +489,11 @@ fn second_lane_takes_from_the_first() -> bool {
     let again = fill();
     sched::set_affinity(&allowed).unwrap();
     let bound = peak + policy::slack(peak) + MIB;
-    let (had, seen) = (core.in_use() + core.retained(), region.snapshot());
+    let (had, reserved) = (core.in_use() + core.retained(), region.snapshot().bytes().reserved);
     assert!(had <= bound, "{had} bytes");
-    let gone = seen.counter("discarded_in_background_bytes") + seen.counter("discarded_by_caller_bytes");
-    let kept = gone == 0 && core.discarding() == 0;
-    let used = region.range().len as u64 - seen.bytes().reserved;
-    assert!(!kept || used <= bound as u64, "{used} bytes of addresses");
+    let used = region.range().len as u64 - reserved;
+    assert!(used <= bound as u64, "{used} bytes of addresses: the first lane has the rest");
     again.into_iter().for_each(|span| free(&region, span));
-    kept
 }
 
 #[test]
