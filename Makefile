@@ -67,8 +67,10 @@ install: build ## The command, the library and the services into PREFIX (default
 	install -D -m 755 $(RELEASE)/pagecrew $(DESTDIR)$(PREFIX)/bin/pagecrew
 	install -D -m 644 $(RELEASE)/libpagecrew_preload.so $(DESTDIR)$(PREFIX)/lib/pagecrew/libpagecrew_preload.so
 	install -D -m 644 contrib/pagecrew.toml $(DESTDIR)$(PREFIX)/share/doc/pagecrew/pagecrew.toml
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system contrib/pagecrew-pool.service contrib/pagecrew-trim.service
-	sed -i 's|=/usr/local/bin/|=$(PREFIX)/bin/|' $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,pagecrew-pool.service pagecrew-trim.service)
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system contrib/pagecrew-pool.service contrib/pagecrew-trim.service \
+		contrib/pagecrew-reclaim.service
+	sed -i 's|=/usr/local/bin/|=$(PREFIX)/bin/|' $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,pagecrew-pool.service pagecrew-trim.service \
+		pagecrew-reclaim.service)
 
 .PHONY: clean
 clean: ## Remove what was built

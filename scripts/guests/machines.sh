@@ -16,7 +16,7 @@ of_run=(family/glibc family/nobody storm/nobody forks/daemon/glibc forks/descrip
 few_of_run=(family/glibc family/nobody storm/nobody forks/daemon/glibc forks/handlers/glibc forks/quiet/glibc stragglers/nobody mappings/storm
     limits/own-data limits/no-processes oom)
 of_pool=(pool/heap pool/filling pool/tenants pool/example pool/kills)
-everything=(feature unit sequences "${of_run[@]}" trim "${of_pool[@]}" units numa)
+everything=(feature unit sequences "${of_run[@]}" trim "${of_pool[@]}" reclaim units numa)
 
 machine_debian13() {
     about='x86-64, 4 CPUs, 2 nodes, cgroup v2, swap'
@@ -43,7 +43,7 @@ machine_nodes() {
         -numa node,nodeid=3,memdev=m3
         -numa dist,src=0,dst=1,val=20 -numa dist,src=0,dst=2,val=20 -numa dist,src=0,dst=3,val=30
         -numa dist,src=1,dst=2,val=12 -numa dist,src=1,dst=3,val=30 -numa dist,src=2,dst=3,val=30)
-    tests=(feature unit sequences "${few_of_run[@]}" trim "${of_pool[@]}" units numa)
+    tests=(feature unit sequences "${few_of_run[@]}" trim "${of_pool[@]}" reclaim units numa)
 }
 
 machine_small() {

@@ -164,6 +164,20 @@ feature_pool() {
     fi
 }
 
+feature_reclaim() {
+    local status=0
+    # SIGTERM ends it, and then all is well.
+    timeout 2 "$pagecrew" reclaim >"$work/out" 2>&1 || status=$?
+    if says_ok "reclaim ahead of demand"; then
+        [ "$status" -eq 124 ] || fail "ok, and status $status: $(cat "$work/out")"
+        echo "works: ${finding#ok: }"
+    else
+        [ "$status" -eq 3 ] || fail "not ok, and status $status: $(cat "$work/out")"
+        [ "$(wc -l <"$work/out")" -eq 1 ] || fail "not one line: $(cat "$work/out")"
+        echo "refused: $(sed 's/^pagecrew: //' "$work/out")"
+    fi
+}
+
 # What is kept goes back when the program's group comes near its limit, and is not written to swap first.
 feature_group_limit() {
     local group=/sys/fs/cgroup/pagecrew-test-$$
@@ -198,6 +212,7 @@ if ! refused_page_size; then
     add feature/stragglers 60 feature_stragglers
     add feature/trim 120 feature_trim
     add feature/trim-own 120 feature_trim_own
+    add feature/reclaim 60 feature_reclaim
     add feature/pool 60 feature_pool
     add feature/group-limit 120 feature_group_limit
 fi

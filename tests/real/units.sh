@@ -4,6 +4,7 @@
 
 pool_unit=$root/contrib/pagecrew-pool.service
 trim_unit=$root/contrib/pagecrew-trim.service
+reclaim_unit=$root/contrib/pagecrew-reclaim.service
 limits_of_unit=$root/tests/real/limits_of_unit.py
 
 # can_limit UNIT: skips unless its limits can be set here. Sets `interpreter`, a python3 that is no script.
@@ -260,6 +261,26 @@ PYTHON
     echo "pool: $(python3 "$limits_of_unit" "$pool_unit" --bounding), trim: $(python3 "$limits_of_unit" "$trim_unit" --bounding)"
 }
 
+units_reclaim() {
+    can_reclaim
+    can_limit "$reclaim_unit"
+    local service guard
+    at_exit "kill \$(jobs -p) 2>/dev/null || true"
+    python3 "$limits_of_unit" "$reclaim_unit" --kill -- "$pagecrew" reclaim --metrics 127.0.0.1:0 >"$work/out" 2>"$work/log" &
+    service=$!
+    eventually grep -q 'waiting for demand' "$work/log" || fail "$(cat "$work/log")"
+    guard=$(pgrep -P "$service") || fail "there is no guard"
+    has_limits "$reclaim_unit" "$service"
+    has_limits "$reclaim_unit" "$guard"
+    scrape "$work/log" pagecrew_reclaim_factor
+    kill -HUP "$service"
+    eventually grep -q 'settings were read again' "$work/log" || fail "no reload: $(cat "$work/log")"
+    # systemd sends it to the guard as well, and the guard takes no notice.
+    kill "$guard" "$service"
+    wait "$service" || fail "status $?: $(cat "$work/log")"
+    nothing_refused "$work/log"
+}
+
 # What systemd itself says: of the files, and of how much the services may do (0: nothing, 10: everything; systemd 252 says 4.0 and 1.8).
 units_verify() {
     needs systemd-analyze
@@ -274,7 +295,7 @@ for group, calls in limits_of_unit.GROUPS.items():
     assert listed and not more, (group, more)
 PYTHON
     if ! systemd-analyze security --help 2>/dev/null | grep -q -e --offline; then skip "this systemd-analyze has no --offline"; fi
-    for unit in "$pool_unit 45" "$trim_unit 26"; do
+    for unit in "$pool_unit 45" "$trim_unit 26" "$reclaim_unit 26"; do
         most=${unit##* } unit=${unit% *}
         copy=$work/$(basename "$unit")
         # The command is not installed here.
@@ -291,5 +312,6 @@ add units/pool 300 units_pool tmpfs
 add units/pool/hugetlbfs 300 with_huge_pages 100 units_pool hugetlbfs
 add units/trim 60 units_trim
 add units/trim/hold 60 units_hold
+add units/reclaim 60 units_reclaim
 add units/refused 30 units_refused
 add units/verify 60 units_verify

@@ -34,6 +34,14 @@ impl Kept {
         Ok(Kept::start(&["keep-hugetlbfs", &path.to_string_lossy()])?.0)
     }
 
+    /// Makes a fast disk of `bytes` in memory, full of files, below the directory `base`.
+    ///
+    /// # Errors
+    /// If that is refused, or programs that it takes are missing.
+    pub fn disk(base: &Path, bytes: usize) -> Result<Kept> {
+        Ok(Kept::start(&["keep-disk", &base.to_string_lossy(), &bytes.to_string()])?.0)
+    }
+
     /// Runs `pagecrew pool serve` with `options` and with all its files in the directory `base`, which it makes. Beside
     /// that comes what the server says where it can't be had here; nothing where it serves.
     ///

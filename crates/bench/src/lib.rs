@@ -9,7 +9,7 @@
 //! - `kept`, `bystanders`: changes to the system that don't outlive a bench, and programs that keep every CPU busy.
 //! - `programs`, `noise`: real programs and their generated inputs.
 //! - `worker`: the measured programs.
-//! - `cases`: `free`, `alloc`, `polite`, `frame`, `trim`, `pool` and `run`.
+//! - `cases`: `free`, `alloc`, `polite`, `frame`, `trim`, `pool`, `run` and `reclaim`.
 //! - `demo`: real programs with and without Pagecrew.
 
 mod bystanders;

@@ -9,7 +9,8 @@ use clap::Args;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  pagecrew bench                      everything
+  pagecrew bench                      everything but reclaim
+  pagecrew bench reclaim              takes nearly all of the memory of a machine that is not in use
   pagecrew bench free alloc           two of them
   pagecrew bench free --quick         smaller and fewer rounds: a first impression
   pagecrew bench run --only cells --only \"64 KiB\"   some cases of one of them
@@ -18,7 +19,7 @@ Examples:
 The objects have the fields bench, case, ours, peer, theirs, unit, ratio and better, where ratio says how \
 many times better ours is: the median of the rounds' ratios, in which both sides met the same machine.")]
 pub struct BenchArguments {
-    /// Which benches [default: all]
+    /// Which benches [default: all but reclaim]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
     /// Of the bench `run`, only cases whose names contain TEXT; may be given several times, and then each has to be in the name

@@ -6,6 +6,7 @@ mod free;
 mod only;
 mod polite;
 mod pool;
+mod reclaim;
 mod run;
 mod trim;
 
@@ -16,7 +17,10 @@ use anyhow::{Result, bail};
 use only::Only;
 
 /// Every bench, in the order in which they run.
-pub const NAMES: &[&str] = &["free", "alloc", "polite", "frame", "trim", "pool", "run"];
+pub const NAMES: &[&str] = &["free", "alloc", "polite", "frame", "trim", "pool", "run", "reclaim"];
+
+/// Those that run only if they are named: they take nearly all of the machine's memory.
+const ONLY_NAMED: &[&str] = &["reclaim"];
 
 /// What every bench gets.
 pub struct Setting {
@@ -56,7 +60,8 @@ pub fn run(options: &Options) -> Result<()> {
         peers: Peers::find(&report),
     };
     for &name in NAMES {
-        if !names.is_empty() && !names.iter().any(|wanted| wanted == name) {
+        let wanted = if names.is_empty() { !ONLY_NAMED.contains(&name) } else { names.iter().any(|wanted| wanted == name) };
+        if !wanted {
             continue;
         }
         match name {
@@ -66,6 +71,7 @@ pub fn run(options: &Options) -> Result<()> {
             "frame" => frame::run(&setting, &mut report)?,
             "trim" => trim::run(&setting, &mut report)?,
             "pool" => pool::run(&setting, &mut report)?,
+            "reclaim" => reclaim::run(&setting, &mut report)?,
             _ => run::run(&setting, &mut report)?,
         }
         report.table(name)?;
@@ -82,7 +88,7 @@ mod tests {
         let error = run(&Options { names: vec!["fre".to_owned()], ..Options::default() }).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "there is no bench called 'fre'; there are free, alloc, polite, frame, trim, pool, run"
+            "there is no bench called 'fre'; there are free, alloc, polite, frame, trim, pool, run, reclaim"
         );
     }
 }

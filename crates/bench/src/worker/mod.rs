@@ -6,6 +6,7 @@ mod bystander;
 mod cell;
 mod churn;
 mod dense;
+mod disk;
 mod frames;
 mod grow;
 mod huge;
@@ -24,6 +25,7 @@ use anyhow::{Context, Result, bail};
 use block::{Block, Origin};
 pub use bystander::STRIDE as BYSTANDER_STRIDE;
 pub use cell::Touch;
+pub use disk::files as files_of_disk;
 pub use frames::LARGEST_BATCH;
 use huge::Pages;
 pub use serve::socket as pool_socket;
@@ -77,6 +79,13 @@ pub fn run(args: &[String]) -> Result<()> {
             keep::ignore_ends();
             keep::hugetlbfs(Path::new(args.text(1)?), std::io::stdin().lock())
         }
+        "keep-disk" => {
+            keep::ignore_ends();
+            disk::keep(Path::new(args.text(1)?), args.number(2)?, std::io::stdin().lock())
+        }
+        "lock" => disk::lock(args.number(1)?, std::io::stdin().lock()),
+        "read-files" => disk::read(Path::new(args.text(1)?), args.number(2)?),
+        "read-slowly" => disk::read_slowly(Path::new(args.text(1)?), args.number(2)?),
         "keep-pool" => {
             keep::ignore_ends();
             serve::run(Path::new(args.text(1)?), args.from(2), std::io::stdin().lock())
@@ -176,6 +185,9 @@ mod tests {
             &["trim-table", "half", "4", "x"],
             &["pool-take", "/nonexistent/socket", "2097152", "0"],
             &["keep-pool", "/nonexistent/base"],
+            &["keep-disk", "/nonexistent/base", "1048576"],
+            &["read-files", "/nonexistent", "2"],
+            &["read-slowly", "/nonexistent", "1048576"],
         ];
         for args in nonsense {
             assert!(call(args).is_err(), "{args:?}");

@@ -8,6 +8,7 @@ mod machine;
 mod mappings;
 mod other_process;
 mod pool;
+mod reclaim;
 mod scratch;
 mod threads;
 
@@ -48,6 +49,7 @@ fn all_checks() -> Vec<Check> {
         huge_pages::checks(),
         other_process::checks(),
         pool::checks(),
+        reclaim::checks(),
         limits::checks(),
     ]
     .concat()

@@ -124,6 +124,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     };
     // First of all, the setting is put back.
     let standing = reclaimer.standing();
+    let standing = Standing { factor: standing.own_factor, ..standing };
     drop(reclaimer);
     service.stopping();
     drop(metrics);

@@ -249,6 +249,42 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "the process that another test kills"]
+    fn a_process_that_changes_it() {
+        let Some(path) = std::env::var_os("PAGECREW_TEST_SETTING") else { return };
+        let path = PathBuf::from(path);
+        let mut factor = Factor::take_at(&path, path.file_name().unwrap().to_str().unwrap()).unwrap();
+        for value in (11..=1000).cycle() {
+            assert_eq!(factor.set(value), Ok(true));
+        }
+    }
+
+    #[test]
+    fn whenever_it_is_killed_it_is_the_operators_again() {
+        let (file, name) = setting(10);
+        for round in 0..300u64 {
+            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", "reclaim::factor::tests::a_process_that_changes_it", "--ignored", "--quiet"]);
+            command.env("PAGECREW_TEST_SETTING", file.path()).stdout(std::process::Stdio::null());
+            let mut child = command.spawn().unwrap();
+            while value(&file) == 10 {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(std::time::Duration::from_micros(round * 7919 % 3000));
+            child.kill().unwrap();
+            child.wait().unwrap();
+            // Its guard has the lock until it has done its work.
+            let next = loop {
+                match Factor::take_at(file.path(), &name) {
+                    Err(FactorError::Taken) => std::thread::yield_now(),
+                    next => break next.unwrap(),
+                }
+            };
+            assert_eq!((next.before(), value(&file), next.found_one_left()), (10, 10, false), "round {round}");
+        }
+    }
+
+    #[test]
     fn without_the_setting_there_is_an_error() {
         let missing = Path::new("/proc/sys/vm/no_such_setting");
         let error = Factor::take_at(missing, "no-such-setting").err().unwrap();

@@ -19,6 +19,11 @@ const BEGINNING: Duration = Duration::from_millis(200);
 const LATER: Duration = Duration::from_millis(100);
 /// Nothing is looked at any more when all nodes were at rest for so long.
 const REST: Duration = Duration::from_secs(1);
+/// Memory that comes back from swap was reclaimed too early. If it is more than this share of what is reclaimed, and more than a little, the
+/// kernel's own distance does for a while: to keep more free would only swap out more.
+const SWAPPED_SHARE: u64 = 20;
+const SWAPPED_LEAST: u64 = 1 << 20;
+const HURT: Duration = Duration::from_secs(30);
 
 /// A node, as the plan sees it.
 #[derive(Debug, Clone)]
@@ -47,6 +52,10 @@ pub struct Plan {
     awake_ns: Option<u64>,
     /// When a node was last seen not to be at rest, or woken up.
     busy_ns: u64,
+    /// Until when the operator's value does, because more would hurt.
+    hurt_ns: u64,
+    /// Bytes that all nodes had reclaimed at the last look.
+    reclaimed: u64,
     step: Step,
 }
 
@@ -63,7 +72,9 @@ impl Plan {
             Node { law, watermarks, cause: Cause::Rest }
         };
         let nodes = watermarks.into_iter().zip(looks).map(node).collect();
-        Plan { nodes, own, awake_ns: None, busy_ns: 0, step: Step { factor: own, next_ns: None } }
+        let reclaimed = looks.iter().map(|look| look.reclaimed).sum();
+        let step = Step { factor: own, next_ns: None };
+        Plan { nodes, own, awake_ns: None, busy_ns: 0, hurt_ns: 0, reclaimed, step }
     }
 
     /// From now on at most `most` of each node's memory.
@@ -81,9 +92,13 @@ impl Plan {
         }
     }
 
-    /// Takes note of a look at all nodes, in their order, and says what is to be done.
-    pub fn note(&mut self, now_ns: u64, looks: &[Look]) -> Step {
+    /// Takes note of a look at all nodes, in their order, since whose last one `swapped_in` bytes came back from swap. Says what is to be done.
+    pub fn note(&mut self, now_ns: u64, looks: &[Look], swapped_in: u64) -> Step {
         let mut factor = self.own;
+        let before = std::mem::replace(&mut self.reclaimed, looks.iter().map(|look| look.reclaimed).sum());
+        if swapped_in > SWAPPED_LEAST && swapped_in > self.reclaimed.saturating_sub(before) / SWAPPED_SHARE {
+            self.hurt_ns = now_ns + HURT.as_nanos() as u64;
+        }
         for (node, &look) in self.nodes.iter_mut().zip(looks) {
             let gap = node.law.note(look);
             node.cause = gap.cause;
@@ -91,6 +106,9 @@ impl Plan {
                 self.busy_ns = now_ns;
                 factor = factor.max(node.watermarks.factor(gap.bytes));
             }
+        }
+        if self.hurts(now_ns) {
+            factor = self.own;
         }
         let after = |time: Duration| now_ns + time.as_nanos() as u64;
         let next = match self.awake_ns {
@@ -106,6 +124,11 @@ impl Plan {
         };
         self.step = Step { factor, next_ns: next };
         self.step
+    }
+
+    /// Whether the operator's value does for now, because memory came back from swap.
+    pub fn hurts(&self, now_ns: u64) -> bool {
+        now_ns < self.hurt_ns
     }
 
     /// What was said last.
@@ -164,6 +187,7 @@ mod tests {
         factor: u64,
         looks: u64,
         changes: Vec<u64>,
+        swapped_in: u64,
         now_ms: u64,
     }
 
@@ -177,7 +201,7 @@ mod tests {
             let nodes = vec![Model::new(memory, wakes_in_ms, KSWAPD); nodes];
             let looks: Vec<Look> = nodes.iter().map(|node| node.look).collect();
             let plan = Plan::new(watermarks.clone(), &looks, OWN, 0.025);
-            Machine { nodes, watermarks, plan, factor: OWN, looks: 0, changes: Vec::new(), now_ms: 0 }
+            Machine { nodes, watermarks, plan, factor: OWN, looks: 0, changes: Vec::new(), swapped_in: 0, now_ms: 0 }
         }
 
         /// `load` says how many bytes are wanted a second, of which node and in which millisecond.
@@ -190,7 +214,7 @@ mod tests {
                 }
                 if woken || self.plan.step().next_ns.is_some_and(|next| next <= now_ns) {
                     let looks: Vec<Look> = self.nodes.iter().map(|node| node.look).collect();
-                    let step = self.plan.note(now_ns, &looks);
+                    let step = self.plan.note(now_ns, &looks, std::mem::take(&mut self.swapped_in));
                     assert!(step.next_ns.is_none_or(|next| next > now_ns));
                     self.looks += 1;
                     if step.factor != self.factor {
@@ -267,5 +291,23 @@ mod tests {
         machine.plan.change(0.005);
         machine.run(1000, |_, _| 7 * GIB);
         assert!(machine.watermarks[0].gap(machine.factor) as f64 <= 0.005 * 8.0 * GIB as f64 * 1.01);
+    }
+
+    #[test]
+    fn where_memory_comes_back_from_swap_no_more_is_kept_free() {
+        let mut machine = Machine::new(1, 24 * GIB, 20);
+        machine.run(10_000, |_, _| 5 * GIB);
+        assert!(machine.factor > 5 * OWN);
+        // A little of it comes back on any machine.
+        machine.swapped_in = MIB;
+        machine.run(1000, |_, _| 5 * GIB);
+        assert!(machine.factor > 5 * OWN);
+        machine.swapped_in = GIB;
+        machine.run(200, |_, _| 5 * GIB);
+        assert_eq!(machine.factor, OWN);
+        machine.run(29_000, |_, _| 5 * GIB);
+        assert_eq!(machine.factor, OWN);
+        machine.run(2000, |_, _| 5 * GIB);
+        assert!(machine.factor > 5 * OWN);
     }
 }

@@ -3,13 +3,12 @@
 use super::factor::{Factor, FactorError};
 use super::looks::{Found, Looks};
 use super::plan::Plan;
-use super::support::{self, Unsupported};
+use super::support::{self, Thread, Unsupported};
 use super::watermarks::Watermarks;
 use crate::control::lead::Cause;
 use crate::stats::figures;
 use crate::sys::Errno;
 use crate::sys::clock::now_ns;
-use crate::sys::tracepoint::Tracepoint;
 use crate::sys::vmstat::{self, Counts, VmStat};
 use std::fmt;
 use std::os::fd::{AsRawFd, RawFd};
@@ -45,6 +44,7 @@ figures! {
         lead_ns key "lead_seconds": u64, Gauge Seconds, "Time that reclaim in the background takes to come to its full rate, as it was found out.";
         demands: u64, Counter Count, "Times that demand began.";
         changes: u64, Counter Count, "Times that the setting was changed.";
+        hurts: u64, Gauge Count, "1 while no more is kept free for some time, because memory has come back from swap; else 0.";
         looks: u64, Counter Count, "Looks at the nodes.";
         reclaimed_bytes: u64, Counter Bytes, "Memory that was reclaimed while it was looked, by whomever.";
         reclaimed_by_tasks_bytes: u64, Counter Bytes, "Of that, memory that tasks had to reclaim for themselves.";
@@ -125,17 +125,15 @@ pub struct Reclaimer {
 
 #[derive(Debug)]
 struct Node {
-    number: usize,
-    thread: libc::pid_t,
-    wakes: Tracepoint,
+    thread: Thread,
     last: Found,
 }
 
 impl Node {
     fn look(&mut self) -> Found {
         // A node that was taken out stays as it was.
-        let free = vmstat::node_free(self.number).unwrap_or(self.last.free);
-        let busy_ns = vmstat::run_ns(self.thread).unwrap_or(self.last.busy_ns);
+        let free = vmstat::node_free(self.thread.node).unwrap_or(self.last.free);
+        let busy_ns = vmstat::run_ns(self.thread.number).unwrap_or(self.last.busy_ns);
         self.last = Found { free, busy_ns };
         self.last
     }
@@ -147,12 +145,9 @@ impl Reclaimer {
     /// # Errors
     /// See [`ReclaimError`].
     pub fn new(options: Options) -> Result<Reclaimer, ReclaimError> {
-        let (number, threads) = support::check().map_err(ReclaimError::Unsupported)?;
-        let wakes = |thread| Tracepoint::new(number, thread).map_err(|errno| ReclaimError::Unsupported(Unsupported::Events(errno)));
-        let mut nodes = Vec::new();
-        for (number, thread) in threads {
-            nodes.push(Node { number, thread, wakes: wakes(thread)?, last: Found { free: 0, busy_ns: 0 } });
-        }
+        let threads = support::attempt().map_err(ReclaimError::Unsupported)?;
+        let mut nodes: Vec<Node> =
+            threads.into_iter().map(|thread| Node { thread, last: Found { free: 0, busy_ns: 0 } }).collect();
         let factor = Factor::take()?;
         let mut vmstat = VmStat::open().map_err(ReclaimError::Counts)?;
         let counts = vmstat.read().map_err(ReclaimError::Counts)?;
@@ -178,7 +173,7 @@ impl Reclaimer {
 
     /// What is readable when there is something to [see to](Reclaimer::see_to).
     pub fn descriptors(&self) -> impl Iterator<Item = (RawFd, libc::c_short)> + '_ {
-        self.nodes.iter().map(|node| (node.wakes.as_raw_fd(), libc::POLLIN))
+        self.nodes.iter().map(|node| (node.thread.wakes.as_raw_fd(), libc::POLLIN))
     }
 
     /// When to see to it even if nothing is readable.
@@ -202,7 +197,7 @@ impl Reclaimer {
     /// See [`ReclaimError`]. Once more may do.
     pub fn see_to(&mut self) -> Result<Option<Event>, ReclaimError> {
         let now = now_ns();
-        let woken = self.nodes.iter().fold(false, |woken, node| node.wakes.take() || woken);
+        let woken = self.nodes.iter().fold(false, |woken, node| node.thread.wakes.take() || woken);
         if woken {
             self.plan.woken(now);
         }
@@ -219,13 +214,18 @@ impl Reclaimer {
         standing.reclaimed_bytes += counts.reclaimed.saturating_sub(before.reclaimed);
         standing.reclaimed_by_tasks_bytes += counts.reclaimed_by_tasks.saturating_sub(before.reclaimed_by_tasks);
         standing.stalls += counts.stalls.saturating_sub(before.stalls);
-        let step = self.plan.note(at, self.looks.nodes());
+        let swapped_in = counts.swapped_in.saturating_sub(before.swapped_in);
+        let step = self.plan.note(at, self.looks.nodes(), swapped_in);
         let was = self.factor.now();
         if step.factor == was && self.factor.guarded() {
             self.stand();
             return Ok(None);
         }
-        if !self.factor.guarded() || !self.factor.set(step.factor)? {
+        if !self.factor.guarded() {
+            self.take_again()?;
+            return Ok(None);
+        }
+        if !self.factor.set(step.factor)? {
             self.take_again()?;
             return Ok(Some(Event::Theirs));
         }
@@ -268,6 +268,7 @@ impl Reclaimer {
         self.standing.own_factor = self.plan.own();
         self.standing.gap_bytes = self.plan.gap(self.factor.now());
         self.standing.demand_bytes = self.plan.demand();
+        self.standing.hurts = self.plan.hurts(now_ns()).into();
         self.standing.lead_ns = self.plan.lead().as_nanos() as u64;
     }
 }
@@ -275,6 +276,6 @@ impl Reclaimer {
 /// The plan for nodes as they are, with a setting as it is.
 fn plan(nodes: &[Node], looks: &Looks, factor: &Factor, options: Options) -> Result<Plan, ReclaimError> {
     let zones = vmstat::zones().map_err(ReclaimError::Counts)?;
-    let watermarks = nodes.iter().map(|node| Watermarks::of(node.number, &zones)).collect();
+    let watermarks = nodes.iter().map(|node| Watermarks::of(node.thread.node, &zones)).collect();
     Ok(Plan::new(watermarks, looks.nodes(), factor.before(), options.most))
 }

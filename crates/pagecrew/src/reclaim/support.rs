@@ -1,19 +1,23 @@
 //! Whether it can be done here.
 
+use super::factor::PATH;
+use crate::sys::tracepoint::{self, Tracepoint};
 use crate::sys::vmstat;
-use crate::sys::{Errno, tracepoint};
+use crate::sys::Errno;
 use std::fmt;
 
 /// Where a thread of the kernel comes by when its node's free memory has come to the low watermark.
 const WAKES: &str = "vmscan/mm_vmscan_kswapd_wake";
 
 /// Why it can't.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsupported {
     /// The kernel's threads can't be seen.
     NoThreads,
     /// Nor when they wake up.
     Events(Errno),
+    /// The setting can't be changed.
+    Setting(Errno),
 }
 
 impl fmt::Display for Unsupported {
@@ -27,20 +31,37 @@ impl fmt::Display for Unsupported {
                 "the kernel does not tell when its reclaim wakes up (tracepoint {WAKES}: {errno}); it takes root, and CONFIG_PERF_EVENTS \
                  with tracepoints"
             ),
+            Unsupported::Setting(errno) => write!(f, "{PATH} can't be changed here: {errno}"),
         }
     }
 }
 
 impl std::error::Error for Unsupported {}
 
-/// The number of the tracepoint and the threads, node by node.
+/// One of the kernel's threads.
+#[derive(Debug)]
+pub struct Thread {
+    /// The number of its node.
+    pub node: usize,
+    /// Its own.
+    pub number: libc::pid_t,
+    /// When it wakes up.
+    pub wakes: Tracepoint,
+}
+
+/// The kernel's threads, if it can be done. Changes nothing.
 ///
 /// # Errors
 /// See [`Unsupported`].
-pub fn check() -> Result<(u64, Vec<(usize, libc::pid_t)>), Unsupported> {
-    let threads = vmstat::kswapds();
-    if threads.is_empty() {
+pub fn attempt() -> Result<Vec<Thread>, Unsupported> {
+    let found = vmstat::kswapds();
+    if found.is_empty() {
         return Err(Unsupported::NoThreads);
     }
-    Ok((tracepoint::number(WAKES).map_err(Unsupported::Events)?, threads))
+    let id = tracepoint::number(WAKES).map_err(Unsupported::Events)?;
+    let thread = |(node, number)| Ok(Thread { node, number, wakes: Tracepoint::new(id, number)? });
+    let threads = found.into_iter().map(thread).collect::<Result<_, Errno>>().map_err(Unsupported::Events)?;
+    let opened = std::fs::OpenOptions::new().write(true).open(PATH);
+    opened.map_err(|error| Unsupported::Setting(error.into()))?;
+    Ok(threads)
 }

@@ -1,0 +1,123 @@
+# shellcheck shell=bash disable=SC2154,SC2034
+# Memory that is free before it is taken: what becomes of the kernel's setting, and who may change it. Sourced by scripts/test-real.sh.
+
+factor=/proc/sys/vm/watermark_scale_factor
+
+factor_is() {
+    [ "$(cat "$factor")" = "$1" ]
+}
+
+# Skips unless it can be done here.
+can_reclaim() {
+    if [ "$(id -u)" -ne 0 ] || [ ! -w "$factor" ]; then skip "takes root, and $factor"; fi
+    local status=0
+    timeout 0.3 "$pagecrew" reclaim >"$work/out" 2>&1 || status=$?
+    [ "$status" -ne 3 ] || skip "$(tail -n 1 "$work/out")"
+}
+
+# start_reclaim OPTION...: in the background. Sets `service`.
+start_reclaim() {
+    "$pagecrew" reclaim "$@" >"$work/said" 2>"$work/log" &
+    service=$!
+    eventually grep -q -e 'waiting for demand' -e '"ready"' "$work/log" "$work/said" || fail "$(cat "$work/log")"
+}
+
+# one_line STATUS COMMAND...: ends with that status and says why in one line.
+one_line() {
+    local expected=$1 status=0
+    shift
+    "$@" >"$work/out" 2>"$work/error" || status=$?
+    [ "$status" -eq "$expected" ] || fail "$*: status $status: $(cat "$work/error")"
+    [ "$(wc -l <"$work/error")" -eq 1 ] || fail "$*: $(cat "$work/error")"
+}
+
+# While there is no demand it changes nothing, and costs nothing.
+reclaim_rest() {
+    can_reclaim
+    at_exit "kill \$(jobs -p) 2>/dev/null || true"
+    local before ticks resident
+    before=$(cat "$factor")
+    start_reclaim
+    one_line 1 "$pagecrew" reclaim
+    grep -q 'runs already' "$work/error" || fail "$(cat "$work/error")"
+    one_line 2 "$pagecrew" reclaim --most 50%
+    one_line 3 setpriv --reuid 65534 --regid 65534 --clear-groups "$pagecrew" reclaim
+    kill -HUP "$service"
+    eventually grep -q 'settings were read again' "$work/log" || fail "no reload: $(cat "$work/log")"
+    ticks=$(awk '{ print $14 + $15 }' "/proc/$service/stat")
+    sleep 10
+    ticks=$(($(awk '{ print $14 + $15 }' "/proc/$service/stat") - ticks))
+    # A tick is 10 ms: 0.1 % of a CPU, unless somebody else has memory reclaimed.
+    [ "$ticks" -le 1 ] || fail "$ticks ticks of CPU in 10 s"
+    resident=$(awk '/^VmRSS:/ { print $2 }' "/proc/$service/status")
+    [ "$resident" -lt 16384 ] || fail "$resident KiB resident"
+    factor_is "$before" || fail "the setting is $(cat "$factor")"
+    kill "$service"
+    wait "$service" || fail "status $?: $(cat "$work/log")"
+    factor_is "$before" || fail "the setting is $(cat "$factor")"
+    echo "$ticks ticks in 10 s, $resident KiB"
+}
+
+# A disk's files are read while little memory is left: more is kept free, and the setting is as it was in the end, whatever the end is. Takes
+# nearly all of the machine's memory, so it runs in guests, and elsewhere only where it is asked for.
+reclaim_demand() {
+    can_reclaim
+    local before total round service
+    before=$(cat "$factor")
+    total=$(awk '/^MemTotal/ { print $2 * 1024 }' /proc/meminfo)
+    at_exit "kill -9 \$(jobs -p) 2>/dev/null || true; [ ! -d $work/disk ] || umount -R $work/disk/* 2>/dev/null || true"
+    mkdir "$work/disk"
+    mkfifo "$work/disk-end" "$work/lock-end"
+    "$pagecrew" bench-worker keep-disk "$work/disk" $((total / 4)) <"$work/disk-end" >"$work/disk-said" 2>&1 &
+    local keeper=$!
+    exec 8>"$work/disk-end"
+    local _
+    for _ in $(seq 600); do
+        [ ! -s "$work/disk-said" ] || break
+        kill -0 "$keeper" 2>/dev/null || break
+        sleep 0.5
+    done
+    kill -0 "$keeper" 2>/dev/null || skip "no disk: $(tail -n 1 "$work/disk-said")"
+    "$pagecrew" bench-worker lock $((total / 16)) <"$work/lock-end" >"$work/lock-said" 2>&1 &
+    exec 9>"$work/lock-end"
+    for _ in $(seq 600); do
+        [ ! -s "$work/lock-said" ] || break
+        sleep 0.5
+    done
+    for round in TERM KILL KILL KILL KILL HUP; do
+        start_reclaim --json
+        "$pagecrew" bench-worker read-files "$work/disk/files" 4 >/dev/null &
+        local readers=$!
+        for _ in $(seq 600); do
+            if grep -q '"begun"' "$work/said" || ! kill -0 "$readers" 2>/dev/null; then break; fi
+            sleep 0.05
+        done
+        if ! grep -q '"begun"' "$work/said"; then
+            wait "$readers" || true
+            fail "nothing was kept free: $(cat "$work/said" "$work/log")"
+        fi
+        if [ "$round" = HUP ]; then
+            # What somebody else sets stays.
+            echo 33 >"$factor"
+            wait "$readers" || fail "readers: status $?"
+            kill "$service"
+            wait "$service" || fail "status $?: $(cat "$work/log")"
+            factor_is 33 || fail "the setting is $(cat "$factor"), not what was set meanwhile"
+            echo "$before" >"$factor"
+        else
+            factor_is "$before" && fail "the setting is as it was"
+            kill -s "$round" "$service"
+            wait "$service" || [ "$round" = KILL ] || fail "status $?: $(cat "$work/log")"
+            eventually factor_is "$before" || fail "after SIG$round the setting is $(cat "$factor"): $(cat "$work/said")"
+            wait "$readers" || fail "readers: status $?"
+        fi
+    done
+    exec 9>&- 8>&-
+    wait "$keeper" || fail "the disk: status $?"
+    grep -o '"gap_bytes":[0-9]*' "$work/said" | sort -t : -k 2 -n | tail -n 1
+}
+
+add reclaim/rest 60 reclaim_rest
+[ -n "${guest:-}" ] || long=yes
+add reclaim/demand 300 reclaim_demand
+long=no
