@@ -57,7 +57,7 @@ GROUPS = {
 NOT_APPLIED = """
     Type ExecReload Restart RestartSec RestartPreventExitStatus KillMode TimeoutStopSec OOMPolicy CPUWeight
     DevicePolicy IPAddressAllow IPAddressDeny KeyringMode
-    ProtectClock ProtectHostname ProtectKernelLogs ProtectKernelModules
+    ProtectClock ProtectControlGroups ProtectHostname ProtectKernelLogs ProtectKernelModules
     PrivateDevices PrivateTmp ProtectHome RuntimeDirectory
 """.split()
 

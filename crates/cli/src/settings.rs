@@ -356,7 +356,8 @@ mod tests {
         for text in ["size = 1\n", "[pol]\n", "pool = 3\n"] {
             let error = of(text, pool).unwrap_err();
             assert!(
-                error.starts_with("line 1: ") && error.ends_with("none of the tables that there are: [pool], [trim], [reclaim]"),
+                error.starts_with("line 1: ")
+                    && error.ends_with("none of the tables that there are: [pool], [trim], [reclaim]"),
                 "{error}"
             );
         }

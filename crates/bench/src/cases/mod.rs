@@ -60,7 +60,8 @@ pub fn run(options: &Options) -> Result<()> {
         peers: Peers::find(&report),
     };
     for &name in NAMES {
-        let wanted = if names.is_empty() { !ONLY_NAMED.contains(&name) } else { names.iter().any(|wanted| wanted == name) };
+        let wanted =
+            if names.is_empty() { !ONLY_NAMED.contains(&name) } else { names.iter().any(|wanted| wanted == name) };
         if !wanted {
             continue;
         }

@@ -132,17 +132,18 @@ fn load(files: &Path, readers: usize) -> Result<Vec<f64>> {
 fn loads(files: &Path, setting: &Setting, report: &mut Report) -> Result<()> {
     let contestants = contestants(setting.quick);
     for &readers in if setting.quick { &[8][..] } else { &[8, 16] } {
-        let results = alternate(report, &format!("{readers} readers"), setting.repetitions(), &contestants, |contestant| {
-            // What is free is what the kernel's own settings keep free.
-            load(files, readers)?;
-            let change = Change::make(&contestant.name)?;
-            std::thread::sleep(PAUSE);
-            let first = load(files, readers);
-            std::thread::sleep(PAUSE);
-            let steady = load(files, readers);
-            change.undo()?;
-            Ok([first?, steady?].concat())
-        })?;
+        let results =
+            alternate(report, &format!("{readers} readers"), setting.repetitions(), &contestants, |contestant| {
+                // What is free is what the kernel's own settings keep free.
+                load(files, readers)?;
+                let change = Change::make(&contestant.name)?;
+                std::thread::sleep(PAUSE);
+                let first = load(files, readers);
+                std::thread::sleep(PAUSE);
+                let steady = load(files, readers);
+                change.undo()?;
+                Ok([first?, steady?].concat())
+            })?;
         for (when, from) in [("after rest", 0), ("steady", 3)] {
             let bars = |peer: &Contestant, stock: f64, others: f64| {
                 Bar::Ratio(if peer.name == STOCK { stock } else { others })
@@ -178,7 +179,8 @@ fn rest(files: &Path, setting: &Setting, report: &mut Report) -> Result<()> {
         load(files, 8)?;
         std::thread::sleep(REST);
         let arguments = ["read-slowly", &files.to_string_lossy(), &SLOWLY.to_string()];
-        let free = run_program(&mut worker(&Contestant::plain("reader"), &arguments)).and_then(|outcome| outcome.figures());
+        let free =
+            run_program(&mut worker(&Contestant::plain("reader"), &arguments)).and_then(|outcome| outcome.figures());
         change.undo()?;
         free
     })?;

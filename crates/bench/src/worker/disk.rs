@@ -172,7 +172,8 @@ pub fn read_slowly(directory: &Path, bytes: usize) -> Result<()> {
         }
     }
     let free = fs::read_to_string("/proc/meminfo")?;
-    let kib = free.lines().find_map(|line| line.strip_prefix("MemFree:")?.trim().strip_suffix(" kB")?.parse::<f64>().ok());
+    let kib =
+        free.lines().find_map(|line| line.strip_prefix("MemFree:")?.trim().strip_suffix(" kB")?.parse::<f64>().ok());
     say(kib.context("no MemFree in /proc/meminfo")? / 1024.0)
 }
 

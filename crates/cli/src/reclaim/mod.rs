@@ -186,7 +186,9 @@ impl Reporter {
                     Bytes(reclaimed)
                 ));
             }
-            Event::Theirs => note(&format!("somebody has set vm.watermark_scale_factor to {factor}; that counts from now on")),
+            Event::Theirs => {
+                note(&format!("somebody has set vm.watermark_scale_factor to {factor}; that counts from now on"))
+            }
         }
         Ok(())
     }

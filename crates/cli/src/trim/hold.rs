@@ -89,9 +89,10 @@ impl Wards {
         Holds { holding: holding.count() as u64, held: self.held, let_go: self.let_go }
     }
 
-    /// When one of them is to be looked at.
-    pub fn next_look_ns(&self) -> Option<u64> {
-        let next = |ward: &Ward| if ward.holder.is_some() { ward.relief.next_look_ns() } else { ward.retry_ns };
+    /// When to see to them again if nothing happens.
+    pub fn next_turn_ns(&self) -> Option<u64> {
+        let now = now_ns();
+        let next = |ward: &Ward| if ward.holder.is_some() { ward.relief.next_turn_ns(now) } else { ward.retry_ns };
         self.wards.iter().map(next).min()
     }
 

@@ -31,7 +31,7 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
     let mut reporter = Reporter { json: job.json, gone_before: 0, last: None, trouble: None };
     let mut next_renewal = now_ns() + job.options.interval.as_nanos() as u64;
     let result = 'watch: loop {
-        let until = wards.next_look_ns().map_or(next_renewal, |look| look.min(next_renewal));
+        let until = wards.next_turn_ns().map_or(next_renewal, |look| look.min(next_renewal));
         let ready = match service.wait(Some(until), wards.descriptors().chain([worker.descriptor()])) {
             Event::Due(ready) => ready,
             Event::Stop => break Ok(()),

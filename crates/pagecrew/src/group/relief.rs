@@ -14,6 +14,9 @@ const LOOKS: f64 = 0.25;
 /// They may take all of it if they are further apart than this: where looks are dear, everything is, and in version 2 a task may come from
 /// `memory.high` to where it is killed in four sleeps of up to two seconds each, while its memory has still to be searched.
 const REST_LONG: Duration = Duration::from_millis(500);
+/// What was not used for looks is there for later ones, up to what is had in this time: a group that was quiet is looked at as soon as it
+/// signals something, and a few times more.
+const SAVED: Duration = Duration::from_millis(50);
 /// Longest time between two looks, whatever they cost.
 const REST_MOST: Duration = Duration::from_secs(2);
 /// Near the limit, exceed the budget only while a quarter of the time goes into splits; otherwise back off exponentially, until this
@@ -104,8 +107,9 @@ pub struct Relief {
     held: Backoff,
     /// Until this time the group has been near its limit lately.
     alert_ns: u64,
-    /// When the last look was, and before when there is none, by what it has cost.
+    /// When the last look was, when all looks will be paid for by what they have cost, and before when there is none: a little earlier.
     looked_ns: u64,
+    paid_ns: u64,
     rest_ns: u64,
 }
 
@@ -123,6 +127,7 @@ impl Relief {
             held: Backoff::new(LET_GO_FIRST, LET_GO_MOST),
             alert_ns: 0,
             looked_ns: 0,
+            paid_ns: 0,
             rest_ns: 0,
         }
     }
@@ -142,6 +147,12 @@ impl Relief {
         }
     }
 
+    /// When to come back if nothing happens until then: for the next look, or because it [listens](Relief::listens) again.
+    pub fn next_turn_ns(&self, now_ns: u64) -> u64 {
+        let next = self.next_look_ns();
+        if self.listens(now_ns) { next } else { next.min(self.rest_ns) }
+    }
+
     /// Whether it may be looked at already if the kernel says that something has happened.
     pub fn listens(&self, now_ns: u64) -> bool {
         now_ns >= self.rest_ns
@@ -151,7 +162,8 @@ impl Relief {
     pub fn looked(&mut self, standing: Standing, holding: bool, cpu_ns: u64, now_ns: u64) -> Todo {
         self.looked_ns = now_ns;
         let rest = self.paid(cpu_ns, LOOKS).min(REST_LONG).max(self.paid(cpu_ns, 1.0).min(REST_MOST));
-        self.rest_ns = now_ns + ns(rest);
+        self.paid_ns = (self.paid_ns.max(now_ns) + ns(rest)).min(now_ns + ns(REST_MOST));
+        self.rest_ns = self.paid_ns.saturating_sub(ns(SAVED));
         let ready = self.held.ready(now_ns);
         let mut todo = Todo::default();
         if standing != Standing::Held
@@ -216,6 +228,7 @@ impl Relief {
             State::Calm | State::Between { .. } => {}
             State::Near if WORTHWHILE * rushed.split_ns >= rushed.cpu_ns => {
                 self.near.worth_it();
+                self.paid_ns = 0;
                 self.look_again(now_ns);
             }
             State::Near => {
@@ -224,6 +237,8 @@ impl Relief {
             }
             State::Held { .. } if rushed.gone_bytes > 0 => {
                 self.held.worth_it();
+                // Looks that have led to something are not what the budget is to bound.
+                self.paid_ns = 0;
                 self.look_again(now_ns);
             }
             State::Held { .. } if standing != Standing::Held => self.look_again(now_ns),
@@ -342,6 +357,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_is_signalled_after_a_rest_is_heard_before_the_next_look() {
+        let mut relief = Relief::new(0.01);
+        // A look of 200 us is paid for by a rest of 80 ms, of which 50 ms were saved before.
+        relief.looked(Standing::Quiet, true, 200_000, SECOND);
+        assert!(!relief.listens(SECOND) && relief.next_look_ns() == SECOND + 100 * MS);
+        assert_eq!(relief.next_turn_ns(SECOND), SECOND + 30 * MS);
+        assert!(relief.listens(SECOND + 30 * MS));
+        assert_eq!(relief.next_turn_ns(SECOND + 30 * MS), SECOND + 100 * MS);
+        // Cheap ones are heard at once, until what was saved is used up.
+        let mut relief = Relief::new(0.01);
+        let heard = (0..20).filter(|look| {
+            let now = SECOND + look * MS;
+            let listens = relief.listens(now);
+            if listens {
+                relief.looked(Standing::Quiet, true, 25_000, now);
+            }
+            listens
+        });
+        assert!((5..10).contains(&heard.count()));
     }
 
     #[test]

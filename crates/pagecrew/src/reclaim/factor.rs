@@ -27,7 +27,10 @@ impl fmt::Display for FactorError {
             FactorError::Taken => write!(f, "another pagecrew reclaim runs already"),
             FactorError::Refused(path, errno) => write!(f, "{}: {errno}", path.display()),
             FactorError::NoGuard(errno) => {
-                write!(f, "no guard process can be started, and without one a kill would leave the setting changed: {errno}")
+                write!(
+                    f,
+                    "no guard process can be started, and without one a kill would leave the setting changed: {errno}"
+                )
             }
         }
     }
@@ -242,7 +245,11 @@ mod tests {
             std::fs::write(&path, "high 10 200 300\n").unwrap();
             std::fs::write(file.path(), text(found)).unwrap();
             let next = Factor::take_at(file.path(), &name).unwrap();
-            assert_eq!((next.before(), value(&file), next.found_one_left()), (before, before, found != before), "{found}");
+            assert_eq!(
+                (next.before(), value(&file), next.found_one_left()),
+                (before, before, found != before),
+                "{found}"
+            );
             drop(next);
             std::fs::write(file.path(), text(10)).unwrap();
         }

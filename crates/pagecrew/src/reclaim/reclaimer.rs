@@ -154,8 +154,17 @@ impl Reclaimer {
         let found: Vec<Found> = nodes.iter_mut().map(Node::look).collect();
         let looks = Looks::new(now_ns(), counts, &found);
         let plan = plan(&nodes, &looks, &factor, options)?;
-        let mut reclaimer =
-            Reclaimer { options, nodes, vmstat, counts, looks, plan, factor, standing: Standing::default(), demand: None };
+        let mut reclaimer = Reclaimer {
+            options,
+            nodes,
+            vmstat,
+            counts,
+            looks,
+            plan,
+            factor,
+            standing: Standing::default(),
+            demand: None,
+        };
         reclaimer.stand();
         Ok(reclaimer)
     }

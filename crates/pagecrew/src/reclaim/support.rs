@@ -1,9 +1,9 @@
 //! Whether it can be done here.
 
 use super::factor::PATH;
+use crate::sys::Errno;
 use crate::sys::tracepoint::{self, Tracepoint};
 use crate::sys::vmstat;
-use crate::sys::Errno;
 use std::fmt;
 
 /// Where a thread of the kernel comes by when its node's free memory has come to the low watermark.
@@ -24,7 +24,10 @@ impl fmt::Display for Unsupported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Unsupported::NoThreads => {
-                write!(f, "the kernel's reclaim threads (kswapd) can't be seen: this is for the machine, not for a container")
+                write!(
+                    f,
+                    "the kernel's reclaim threads (kswapd) can't be seen: this is for the machine, not for a container"
+                )
             }
             Unsupported::Events(errno) => write!(
                 f,

@@ -89,7 +89,8 @@ pub fn node_free(node: usize) -> Result<u64, Errno> {
     let mut room = [0; 64];
     let path = procfs::path(&mut room, &["/sys/devices/system/node/node"], node as u64, "/vmstat");
     let text = procfs::read(path, &mut buffer)?;
-    let pages = text.lines().find_map(|line| line.strip_prefix("nr_free_pages ")).and_then(|pages| pages.trim().parse().ok());
+    let pages =
+        text.lines().find_map(|line| line.strip_prefix("nr_free_pages ")).and_then(|pages| pages.trim().parse().ok());
     let pages: u64 = pages.ok_or(Errno(libc::EILSEQ))?;
     Ok(pages.saturating_mul(PAGE_SIZE as u64))
 }
