@@ -292,6 +292,19 @@ mod tests {
     }
 
     #[test]
+    fn the_kernel_makes_of_it_what_we_think() {
+        use crate::reclaim::watermarks::Watermarks;
+        use crate::sys::vmstat::Zone;
+        let zones = crate::sys::vmstat::zones().unwrap();
+        let factor = read(&File::open(PATH).unwrap()).unwrap();
+        for zone in &zones {
+            let gap = Watermarks::of(0, &[Zone { node: 0, ..*zone }]).gap(factor);
+            // Both round to pages.
+            assert!(gap.abs_diff(zone.low - zone.min) <= 8192, "{gap}, {zone:?}");
+        }
+    }
+
+    #[test]
     fn without_the_setting_there_is_an_error() {
         let missing = Path::new("/proc/sys/vm/no_such_setting");
         let error = Factor::take_at(missing, "no-such-setting").err().unwrap();

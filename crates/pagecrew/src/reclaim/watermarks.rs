@@ -76,17 +76,6 @@ mod tests {
         assert_eq!((Watermarks::of(1, &zones).gap(1000), watermarks.managed()), (0, 24_015 * MIB));
     }
 
-    #[test]
-    fn what_the_kernel_itself_makes_of_it() {
-        let zones = crate::sys::vmstat::zones().unwrap();
-        let factor = std::fs::read_to_string("/proc/sys/vm/watermark_scale_factor").unwrap().trim().parse().unwrap();
-        for zone in &zones {
-            let gap = Watermarks::of(0, &[Zone { node: 0, ..*zone }]).gap(factor);
-            // Both round to pages.
-            assert!(gap.abs_diff(zone.low - zone.min) <= 8192, "{gap}, {zone:?}");
-        }
-    }
-
     proptest! {
         #[test]
         fn the_value_for_a_distance_is_the_least_that_brings_it(
