@@ -2,9 +2,11 @@
 //!
 //! A kernel has one setting for all nodes, so the node that needs most decides. While no node's reclaim in the background works and no
 //! demand is left, nothing is looked at: the kernel says when a node's free memory has come to its low watermark, and that is when
-//! everything begins.
+//! everything begins. How much is taken is not known then, and what the kernel keeps free by itself lasts for milliseconds. So the first guess
+//! is the most that may be, until a look has shown more: that costs a machine at rest next to nothing, since nothing can be reclaimed in
+//! so short a time, and too little would cost those who take memory what this is for.
 
-use super::watermarks::Watermarks;
+use super::watermarks::{FACTOR_LEAST, FACTOR_MOST, PARTS, Watermarks};
 use crate::control::lead::{Bounds, Cause, Lead, Look};
 use std::time::Duration;
 
@@ -38,6 +40,8 @@ struct Node {
 pub struct Step {
     /// The value that the setting is to have.
     pub factor: u64,
+    /// Whether that is only a guess: nothing is known yet.
+    pub guess: bool,
     /// When to look next; `None`: when a node's reclaim wakes up.
     pub next_ns: Option<u64>,
 }
@@ -48,6 +52,8 @@ pub struct Plan {
     nodes: Vec<Node>,
     /// The operator's own value.
     own: u64,
+    /// The most that the setting gets, which is the first guess.
+    most: u64,
     /// Since when it is awake.
     awake_ns: Option<u64>,
     /// When a node was last seen not to be at rest, or woken up.
@@ -71,25 +77,31 @@ impl Plan {
             let law = Lead::new(bounds(&watermarks, own, most), look);
             Node { law, watermarks, cause: Cause::Rest }
         };
-        let nodes = watermarks.into_iter().zip(looks).map(node).collect();
+        let nodes: Vec<Node> = watermarks.into_iter().zip(looks).map(node).collect();
         let reclaimed = looks.iter().map(|look| look.reclaimed).sum();
-        let step = Step { factor: own, next_ns: None };
-        Plan { nodes, own, awake_ns: None, busy_ns: 0, hurt_ns: 0, reclaimed, step }
+        let step = Step { factor: own, guess: false, next_ns: None };
+        Plan { most: factor_most(own, most), nodes, own, awake_ns: None, busy_ns: 0, hurt_ns: 0, reclaimed, step }
     }
 
     /// From now on at most `most` of each node's memory.
     pub fn change(&mut self, most: f64) {
+        self.most = factor_most(self.own, most);
         for node in &mut self.nodes {
             node.law.bound(bounds(&node.watermarks, self.own, most));
         }
     }
 
-    /// Reclaim has woken up on a node. A look at all nodes follows at once, by [`note`](Plan::note).
-    pub fn woken(&mut self, now_ns: u64) {
+    /// Reclaim has woken up on a node. Returns the value that the setting is to have at once. A look at all nodes follows, by
+    /// [`note`](Plan::note).
+    pub fn woken(&mut self, now_ns: u64) -> u64 {
         self.busy_ns = now_ns;
         if self.awake_ns.is_none() {
             self.awake_ns = Some(now_ns);
+            if !self.hurts(now_ns) {
+                (self.step.factor, self.step.guess) = (self.most, true);
+            }
         }
+        self.step.factor
     }
 
     /// Takes note of a look at all nodes, in their order, since whose last one `swapped_in` bytes came back from swap. Says what is to be done.
@@ -107,22 +119,27 @@ impl Plan {
                 factor = factor.max(node.watermarks.factor(gap.bytes));
             }
         }
+        let passed = |since_ns: u64| Duration::from_nanos(now_ns.saturating_sub(since_ns));
+        let guess = self.step.guess && self.awake_ns.is_some_and(|since| passed(since) < FIRST);
+        if guess {
+            factor = self.most;
+        }
         if self.hurts(now_ns) {
             factor = self.own;
         }
         let after = |time: Duration| now_ns + time.as_nanos() as u64;
         let next = match self.awake_ns {
             None => None,
-            Some(_) if now_ns.saturating_sub(self.busy_ns) > REST.as_nanos() as u64 => {
+            Some(_) if passed(self.busy_ns) > REST => {
                 self.awake_ns = None;
                 None
             }
             // The first look only begins a span of time.
-            Some(since) if now_ns.saturating_sub(since) < FIRST.as_nanos() as u64 => Some(after(FIRST)),
-            Some(since) if now_ns.saturating_sub(since) < BEGINNING.as_nanos() as u64 => Some(after(SOON)),
+            Some(since) if passed(since) < FIRST => Some(after(FIRST)),
+            Some(since) if passed(since) < BEGINNING => Some(after(SOON)),
             Some(_) => Some(after(LATER)),
         };
-        self.step = Step { factor, next_ns: next };
+        self.step = Step { factor, guess, next_ns: next };
         self.step
     }
 
@@ -168,6 +185,11 @@ impl Plan {
     }
 }
 
+/// The value of the setting for a share of the memory.
+fn factor_most(own: u64, most: f64) -> u64 {
+    ((PARTS as f64 * most) as u64).clamp(FACTOR_LEAST, FACTOR_MOST).max(own)
+}
+
 fn bounds(watermarks: &Watermarks, own: u64, most: f64) -> Bounds {
     let least = watermarks.gap(own);
     Bounds { least, most: ((watermarks.managed() as f64 * most) as u64).max(least) }
@@ -210,20 +232,15 @@ mod tests {
                 let now_ns = self.now_ms * MS;
                 let woken = self.nodes.iter_mut().fold(false, |woken, node| std::mem::take(&mut node.woken) || woken);
                 if woken {
-                    self.plan.woken(now_ns);
+                    let factor = self.plan.woken(now_ns);
+                    self.set(factor);
                 }
                 if woken || self.plan.step().next_ns.is_some_and(|next| next <= now_ns) {
                     let looks: Vec<Look> = self.nodes.iter().map(|node| node.look).collect();
                     let step = self.plan.note(now_ns, &looks, std::mem::take(&mut self.swapped_in));
                     assert!(step.next_ns.is_none_or(|next| next > now_ns));
                     self.looks += 1;
-                    if step.factor != self.factor {
-                        self.factor = step.factor;
-                        self.changes.push(self.now_ms);
-                        for (node, watermarks) in self.nodes.iter_mut().zip(&self.watermarks) {
-                            node.gap = watermarks.gap(step.factor);
-                        }
-                    }
+                    self.set(step.factor);
                 }
                 for (number, node) in self.nodes.iter_mut().enumerate() {
                     node.step(load(number, now));
@@ -231,6 +248,16 @@ mod tests {
                 self.now_ms += 1;
             }
             self
+        }
+
+        fn set(&mut self, factor: u64) {
+            if factor != self.factor {
+                self.factor = factor;
+                self.changes.push(self.now_ms);
+                for (node, watermarks) in self.nodes.iter_mut().zip(&self.watermarks) {
+                    node.gap = watermarks.gap(factor);
+                }
+            }
         }
 
         fn stalls(&self) -> u64 {

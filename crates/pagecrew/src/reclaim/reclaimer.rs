@@ -9,10 +9,14 @@ use crate::control::lead::Cause;
 use crate::stats::figures;
 use crate::sys::Errno;
 use crate::sys::clock::now_ns;
+use crate::sys::sched;
 use crate::sys::vmstat::{self, Counts, VmStat};
 use std::fmt;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
+
+/// A look takes a thousandth of it.
+const RUNS_MOST: Duration = Duration::from_millis(100);
 
 /// What may be done.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -120,6 +124,8 @@ pub struct Reclaimer {
     plan: Plan,
     factor: Factor,
     standing: Standing,
+    /// The value of the setting that was told of last. Guesses are not.
+    said: u64,
     demand: Option<Demand>,
 }
 
@@ -140,7 +146,8 @@ impl Node {
 }
 
 impl Reclaimer {
-    /// Takes the setting, and begins to wait.
+    /// Takes the setting, and begins to wait. The calling thread is the one that is to [see to it](Reclaimer::see_to), and runs before all
+    /// ordinary ones from now on, where that is allowed: among those it would wait for its turn for as long as what is free lasts.
     ///
     /// # Errors
     /// See [`ReclaimError`].
@@ -149,6 +156,8 @@ impl Reclaimer {
         let mut nodes: Vec<Node> =
             threads.into_iter().map(|thread| Node { thread, last: Found { free: 0, busy_ns: 0 } }).collect();
         let factor = Factor::take()?;
+        let own = factor.before();
+        let _ = sched::set_real_time(RUNS_MOST);
         let mut vmstat = VmStat::open().map_err(ReclaimError::Counts)?;
         let counts = vmstat.read().map_err(ReclaimError::Counts)?;
         let found: Vec<Found> = nodes.iter_mut().map(Node::look).collect();
@@ -163,6 +172,7 @@ impl Reclaimer {
             plan,
             factor,
             standing: Standing::default(),
+            said: own,
             demand: None,
         };
         reclaimer.stand();
@@ -208,7 +218,11 @@ impl Reclaimer {
         let now = now_ns();
         let woken = self.nodes.iter().fold(false, |woken, node| node.thread.wakes.take() || woken);
         if woken {
-            self.plan.woken(now);
+            // Before anything else: what is free lasts for milliseconds.
+            let factor = self.plan.woken(now);
+            if !self.set(factor)? {
+                return Ok(Some(Event::Theirs));
+            }
         }
         if !woken && self.next_look_ns().is_none_or(|next| now < next) {
             return Ok(None);
@@ -225,40 +239,46 @@ impl Reclaimer {
         standing.stalls += counts.stalls.saturating_sub(before.stalls);
         let swapped_in = counts.swapped_in.saturating_sub(before.swapped_in);
         let step = self.plan.note(at, self.looks.nodes(), swapped_in);
-        let was = self.factor.now();
-        if step.factor == was && self.factor.guarded() {
-            self.stand();
-            return Ok(None);
-        }
-        if !self.factor.guarded() {
-            self.take_again()?;
-            return Ok(None);
-        }
-        if !self.factor.set(step.factor)? {
-            self.take_again()?;
+        if !self.set(step.factor)? {
             return Ok(Some(Event::Theirs));
         }
-        self.standing.changes += 1;
         self.stand();
-        Ok(Some(self.changed(at, step.factor)))
+        Ok(if step.guess { None } else { self.changed(at, step.factor) })
     }
 
-    fn changed(&mut self, now_ns: u64, factor: u64) -> Event {
+    /// Gives the setting this value, with a guard. Returns false where somebody else has set it: then it is theirs, and is taken as it is.
+    fn set(&mut self, factor: u64) -> Result<bool, ReclaimError> {
+        if !self.factor.guarded() {
+            self.take_again()?;
+        } else if factor != self.factor.now() {
+            if !self.factor.set(factor)? {
+                self.take_again()?;
+                return Ok(false);
+            }
+            self.standing.changes += 1;
+        }
+        Ok(true)
+    }
+
+    /// What that is in the life of a demand.
+    fn changed(&mut self, now_ns: u64, factor: u64) -> Option<Event> {
+        let before = std::mem::replace(&mut self.said, factor);
         match self.demand {
+            _ if factor == before => None,
             None => {
                 self.standing.demands += 1;
                 self.demand = Some(Demand { since_ns: now_ns, before: self.standing });
-                Event::Begun
+                Some(Event::Begun)
             }
             Some(Demand { since_ns, before }) if factor == self.plan.own() => {
                 self.demand = None;
-                Event::Ended {
+                Some(Event::Ended {
                     lasted: Duration::from_nanos(now_ns - since_ns),
                     reclaimed: self.standing.reclaimed_bytes - before.reclaimed_bytes,
                     stalls: self.standing.stalls - before.stalls,
-                }
+                })
             }
-            Some(_) => Event::Changed,
+            Some(_) => Some(Event::Changed),
         }
     }
 
@@ -267,7 +287,7 @@ impl Reclaimer {
         self.factor.release();
         self.factor = Factor::take()?;
         self.plan = plan(&self.nodes, &self.looks, &self.factor, self.options)?;
-        self.demand = None;
+        (self.demand, self.said) = (None, self.factor.before());
         self.stand();
         Ok(())
     }

@@ -6,8 +6,8 @@
 
 use crate::sys::vmstat::Zone;
 
-/// Ten thousandths.
-const PARTS: u64 = 10_000;
+/// The setting counts ten thousandths.
+pub const PARTS: u64 = 10_000;
 
 /// The least value that the kernel takes.
 pub const FACTOR_LEAST: u64 = 1;
