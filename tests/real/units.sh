@@ -266,7 +266,7 @@ units_reclaim() {
     can_limit "$reclaim_unit"
     local service guard
     at_exit "kill \$(jobs -p) 2>/dev/null || true"
-    python3 "$limits_of_unit" "$reclaim_unit" --kill -- "$pagecrew" reclaim --metrics 127.0.0.1:0 >"$work/out" 2>"$work/log" &
+    python3 "$limits_of_unit" "$reclaim_unit" --kill -- "$pagecrew" --metrics 127.0.0.1:0 >"$work/out" 2>"$work/log" &
     service=$!
     eventually grep -q 'waiting for demand' "$work/log" || fail "$(cat "$work/log")"
     guard=$(pgrep -P "$service") || fail "there is no guard"

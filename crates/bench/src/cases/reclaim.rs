@@ -51,10 +51,10 @@ impl Change {
                 Ok(Change::Ours(program))
             }
             None => Ok(Change::Nothing),
-            Some(("factor", value)) => setting(FACTOR, value),
+            Some(("watermark_scale_factor", value)) => setting(FACTOR, value),
             Some((_, times)) => {
                 let before: u64 = std::fs::read_to_string(MIN_FREE)?.trim().parse().context(MIN_FREE)?;
-                setting(MIN_FREE, &(before * times.parse::<u64>()?).to_string())
+                setting(MIN_FREE, &(before * times.trim_start_matches('x').parse::<u64>()?).to_string())
             }
         }
     }
@@ -74,12 +74,12 @@ impl Change {
 const OURS: &str = "pagecrew";
 const STOCK: &str = "stock";
 
-/// The contestants, ours first. `factor N` stands for `vm.watermark_scale_factor`, `min-free N` for N times `vm.min_free_kbytes`.
+/// The contestants, ours first: settings of the kernel's, one as it is said and one as many times what it is.
 fn contestants(quick: bool) -> Vec<Contestant> {
     let names: &[&str] = if quick {
-        &[OURS, STOCK, "factor 200"]
+        &[OURS, STOCK, "watermark_scale_factor 200"]
     } else {
-        &[OURS, STOCK, "factor 100", "factor 200", "factor 500", "min-free 4"]
+        &[OURS, STOCK, "watermark_scale_factor 100", "watermark_scale_factor 200", "watermark_scale_factor 500", "min_free_kbytes x4"]
     };
     names.iter().map(|name| Contestant::plain(name)).collect()
 }
