@@ -264,8 +264,13 @@ PYTHON
 units_reclaim() {
     can_reclaim
     can_limit "$reclaim_unit"
-    local service guard
+    local service guard mounted=/sys/kernel/tracing
     at_exit "kill \$(jobs -p) 2>/dev/null || true"
+    # systemd mounts it.
+    if ! mountpoint -q "$mounted"; then
+        mount -t tracefs tracefs "$mounted" || skip "no file system of tracepoints can be mounted"
+        at_exit "kill \$(jobs -p) 2>/dev/null || true; umount --lazy $mounted"
+    fi
     python3 "$limits_of_unit" "$reclaim_unit" --kill -- "$pagecrew" --metrics 127.0.0.1:0 >"$work/out" 2>"$work/log" &
     service=$!
     eventually grep -q 'waiting for demand' "$work/log" || fail "$(cat "$work/log")"
