@@ -79,7 +79,14 @@ fn contestants(quick: bool) -> Vec<Contestant> {
     let names: &[&str] = if quick {
         &[OURS, STOCK, "watermark_scale_factor 200"]
     } else {
-        &[OURS, STOCK, "watermark_scale_factor 100", "watermark_scale_factor 200", "watermark_scale_factor 500", "min_free_kbytes x4"]
+        &[
+            OURS,
+            STOCK,
+            "watermark_scale_factor 100",
+            "watermark_scale_factor 200",
+            "watermark_scale_factor 500",
+            "min_free_kbytes x4",
+        ]
     };
     names.iter().map(|name| Contestant::plain(name)).collect()
 }

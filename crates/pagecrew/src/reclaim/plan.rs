@@ -108,7 +108,9 @@ impl Plan {
     pub fn note(&mut self, now_ns: u64, looks: &[Look], swapped_in: u64) -> Step {
         let mut factor = self.own;
         let before = std::mem::replace(&mut self.reclaimed, looks.iter().map(|look| look.reclaimed).sum());
-        if swapped_in > SWAPPED_LEAST && swapped_in > self.reclaimed.saturating_sub(before) / SWAPPED_SHARE {
+        // What came back while nothing was looked at says nothing of what is set now.
+        let watched = self.step.next_ns.is_some();
+        if watched && swapped_in > SWAPPED_LEAST && swapped_in > self.reclaimed.saturating_sub(before) / SWAPPED_SHARE {
             self.hurt_ns = now_ns + HURT.as_nanos() as u64;
         }
         for (node, &look) in self.nodes.iter_mut().zip(looks) {
@@ -335,6 +337,12 @@ mod tests {
         machine.run(29_000, |_, _| 5 * GIB);
         assert_eq!(machine.factor, OWN);
         machine.run(2000, |_, _| 5 * GIB);
+        assert!(machine.factor > 5 * OWN);
+        // What came back while the machine was at rest is no reason.
+        machine.run(90_000, |_, _| 0);
+        assert_eq!(machine.plan.step().next_ns, None);
+        machine.swapped_in = GIB;
+        machine.run(1000, |_, _| 5 * GIB);
         assert!(machine.factor > 5 * OWN);
     }
 }
