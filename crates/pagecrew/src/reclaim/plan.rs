@@ -232,7 +232,8 @@ mod tests {
         fn run(&mut self, milliseconds: u64, load: impl Fn(usize, u64) -> u64) -> &mut Machine {
             for now in 0..milliseconds {
                 let now_ns = self.now_ms * MS;
-                let woken = self.nodes.iter_mut().fold(false, |woken, node| std::mem::take(&mut node.woken) || woken);
+                let woken: Vec<bool> = self.nodes.iter_mut().map(|node| std::mem::take(&mut node.woken)).collect();
+                let woken = woken.contains(&true);
                 if woken {
                     let factor = self.plan.woken(now_ns);
                     self.set(factor);

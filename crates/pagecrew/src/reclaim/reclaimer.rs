@@ -216,7 +216,8 @@ impl Reclaimer {
     /// See [`ReclaimError`]. Once more may do.
     pub fn see_to(&mut self) -> Result<Option<Event>, ReclaimError> {
         let now = now_ns();
-        let woken = self.nodes.iter().fold(false, |woken, node| node.thread.wakes.take() || woken);
+        // Of each, since all are readable until that was taken.
+        let woken = self.nodes.iter().filter(|node| node.thread.wakes.take()).count() > 0;
         if woken {
             // Before anything else: what is free lasts for milliseconds.
             let factor = self.plan.woken(now);
