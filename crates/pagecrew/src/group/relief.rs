@@ -162,7 +162,7 @@ impl Relief {
     pub fn looked(&mut self, standing: Standing, holding: bool, cpu_ns: u64, now_ns: u64) -> Todo {
         self.looked_ns = now_ns;
         let rest = self.paid(cpu_ns, LOOKS).min(REST_LONG).max(self.paid(cpu_ns, 1.0).min(REST_MOST));
-        self.paid_ns = (self.paid_ns.max(now_ns) + ns(rest)).min(now_ns + ns(REST_MOST));
+        self.paid_ns = (self.paid_ns.max(now_ns) + ns(rest)).min(now_ns + ns(REST_MOST + SAVED));
         self.rest_ns = self.paid_ns.saturating_sub(ns(SAVED));
         let ready = self.held.ready(now_ns);
         let mut todo = Todo::default();

@@ -488,11 +488,11 @@ fn memory_of_another_lane_is_used_before_the_peak_is_raised() {
     sched::set_affinity(&only).unwrap();
     let again = fill();
     sched::set_affinity(&allowed).unwrap();
-    let bound = peak + policy::slack(peak) + MIB;
-    let (had, reserved) = (core.in_use() + core.retained(), region.snapshot().bytes().reserved);
-    assert!(had <= bound, "{had} bytes");
-    let used = region.range().len as u64 - reserved;
-    assert!(used <= bound as u64, "{used} bytes of addresses: the first lane has the rest");
+    let going = core.discarding() as u64;
+    let seen = region.snapshot();
+    let gone = going + seen.counter("discarded_in_background_bytes") + seen.counter("discarded_by_caller_bytes");
+    // Otherwise all that the first lane had must go, since the peak is not raised. A little always may: what is free is estimated.
+    assert!(gone <= peak as u64 / 2, "{gone} of {peak} bytes went, while the second lane took others");
     again.into_iter().for_each(|span| free(&region, span));
 }
 
