@@ -15,7 +15,7 @@ use std::fmt;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
-/// A look takes a thousandth of it.
+/// Far longer than a look takes.
 const RUNS_MOST: Duration = Duration::from_millis(100);
 
 /// What may be done.

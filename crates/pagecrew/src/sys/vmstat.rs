@@ -36,7 +36,7 @@ impl VmStat {
         Ok(VmStat { file: File::open("/proc/vmstat")?, room: vec![0; 32 << 10] })
     }
 
-    /// As it is now. Costs some tens of microseconds, more with many CPUs.
+    /// As it is now. The more CPUs there are, the longer that takes: the kernel adds up what each of them has counted.
     ///
     /// # Errors
     /// Those of `read`; `EILSEQ` where what there has to be is not there.
