@@ -18,6 +18,14 @@ impl Kept {
         Ok(Kept::start(&["keep-setting", &path.to_string_lossy(), value])?.0)
     }
 
+    /// Gives the kernel's reclaim threads the nice value `value`.
+    ///
+    /// # Errors
+    /// If that is refused.
+    pub fn nice_kswapd(value: i32) -> Result<Kept> {
+        Ok(Kept::start(&["keep-nice", &value.to_string()])?.0)
+    }
+
     /// Makes the control group `path`. Whatever is in it at the end is killed.
     ///
     /// # Errors
@@ -34,12 +42,12 @@ impl Kept {
         Ok(Kept::start(&["keep-hugetlbfs", &path.to_string_lossy()])?.0)
     }
 
-    /// Makes a fast disk of `bytes` in memory, full of files, below the directory `base`.
+    /// Makes a fast disk of `bytes` in memory, full of files, one of them of `own` bytes, below the directory `base`.
     ///
     /// # Errors
     /// If that is refused, or programs that it takes are missing.
-    pub fn disk(base: &Path, bytes: usize) -> Result<Kept> {
-        Ok(Kept::start(&["keep-disk", &base.to_string_lossy(), &bytes.to_string()])?.0)
+    pub fn disk(base: &Path, bytes: usize, own: usize) -> Result<Kept> {
+        Ok(Kept::start(&["keep-disk", &base.to_string_lossy(), &bytes.to_string(), &own.to_string()])?.0)
     }
 
     /// Runs `pagecrew pool serve` with `options` and with all its files in the directory `base`, which it makes. Beside

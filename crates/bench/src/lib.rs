@@ -3,10 +3,10 @@
 //! Whatever is measured runs as an unmodified program in a process of its own, once with Pagecrew's preload library and once
 //! with what a user would have instead. Small workloads are this very binary, executed again as `pagecrew bench-worker`.
 //!
-//! - `figures`, `row`, `report`: medians, one comparison, and how comparisons are printed.
+//! - `figures`, `row`, `report`, `plot`: medians, one comparison, and how comparisons are printed and drawn.
 //! - `contestant`, `program`, `contest`: which malloc, one measured process, and taking turns.
 //! - `machine`, `python`: what this machine has room for and has installed.
-//! - `kept`, `bystanders`: changes to the system that don't outlive a bench, and programs that keep every CPU busy.
+//! - `kept`, `group`, `bystanders`: changes to the system that don't outlive a bench, control groups, and programs that keep every CPU busy.
 //! - `programs`, `noise`: real programs and their generated inputs.
 //! - `worker`: the measured programs.
 //! - `cases`: `free`, `alloc`, `polite`, `frame`, `trim`, `pool`, `run` and `reclaim`.
@@ -18,9 +18,11 @@ mod contest;
 mod contestant;
 mod demo;
 mod figures;
+mod group;
 mod kept;
 mod machine;
 mod noise;
+mod plot;
 mod program;
 mod programs;
 mod python;
@@ -29,6 +31,8 @@ mod row;
 mod worker;
 
 pub use cases::NAMES;
+
+use std::path::PathBuf;
 
 /// What is measured, and how it is printed.
 #[derive(Debug, Clone, Default)]
@@ -41,6 +45,8 @@ pub struct Options {
     pub quick: bool,
     /// One object a line instead of tables.
     pub json: bool,
+    /// Where the comparisons are drawn as well.
+    pub plot: Option<PathBuf>,
 }
 
 /// Runs benches and prints their comparisons.

@@ -166,6 +166,11 @@ impl Running {
         Ok(input.flush()?)
     }
 
+    /// Ends its input.
+    pub fn hush(&mut self) {
+        self.input = None;
+    }
+
     /// Reads what it still says until it ends.
     ///
     /// # Errors

@@ -13,6 +13,8 @@ pub struct Report {
     json: bool,
     progress: ProgressBar,
     rows: Vec<Row>,
+    /// All rows, for a plot.
+    all: Vec<Row>,
 }
 
 impl Report {
@@ -25,7 +27,7 @@ impl Report {
             progress.set_style(style);
         }
         progress.enable_steady_tick(Duration::from_millis(200));
-        Report { json, progress, rows: Vec::new() }
+        Report { json, progress, rows: Vec::new(), all: Vec::new() }
     }
 
     /// Announces `runs` more runs of `what`.
@@ -56,8 +58,14 @@ impl Report {
     /// Adds a comparison: a line at once, or a row of the next table.
     pub fn row(&mut self, row: Row) -> Result<()> {
         self.line(&row)?;
+        self.all.push(row.clone());
         self.rows.push(row);
         Ok(())
+    }
+
+    /// All rows so far.
+    pub fn rows(&self) -> &[Row] {
+        &self.all
     }
 
     /// Prints the table of the rows since the last one, if there are any.

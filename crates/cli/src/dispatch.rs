@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use clap::Args;
+use std::path::PathBuf;
 
 /// Measure against what would be used instead
 ///
@@ -15,6 +16,7 @@ Examples:
   pagecrew bench free --quick         smaller and fewer rounds: a first impression
   pagecrew bench run --only cells --only \"64 KiB\"   some cases of one of them
   pagecrew bench --json > out.jsonl   one object a line
+  pagecrew bench free --plot free.svg a picture as well
 
 The objects have the fields bench, case, ours, peer, theirs, unit, ratio and better, where ratio says how \
 many times better ours is: the median of the rounds' ratios, in which both sides met the same machine.")]
@@ -33,6 +35,9 @@ pub struct BenchArguments {
     /// One JSON object a line instead of a table
     #[arg(long)]
     json: bool,
+    /// Draw the comparisons as well, into FILE (SVG)
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
 }
 
 /// Run real programs with and without pagecrew and compare
@@ -67,6 +72,7 @@ pub fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
         only: arguments.only.clone(),
         quick: arguments.quick,
         json: arguments.json,
+        plot: arguments.plot.clone(),
     };
     Ok(pagecrew_bench::bench(&options)?)
 }

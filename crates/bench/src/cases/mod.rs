@@ -12,6 +12,7 @@ mod trim;
 
 use crate::Options;
 use crate::contestant::{Contestant, Peers};
+use crate::plot;
 use crate::report::Report;
 use anyhow::{Result, bail};
 use only::Only;
@@ -77,7 +78,7 @@ pub fn run(options: &Options) -> Result<()> {
         }
         report.table(name)?;
     }
-    Ok(())
+    options.plot.as_ref().map_or(Ok(()), |path| plot::draw(path, report.rows()))
 }
 
 #[cfg(test)]

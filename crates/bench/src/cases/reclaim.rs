@@ -3,15 +3,17 @@
 use super::Setting;
 use crate::contest::{against_the_first, alternate};
 use crate::contestant::Contestant;
+use crate::group::{Group, Hierarchy};
 use crate::kept::Kept;
 use crate::program::{Running, pagecrew, run as run_program, worker};
 use crate::report::Report;
 use crate::row::{Bar, Comparison};
-use crate::worker::files_of_disk;
+use crate::worker::{file_of_neighbour, files_of_disk};
 use anyhow::{Context, Result};
 use pagecrew::sys::procfs;
 use pagecrew::units::Bytes;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 const BENCH: &str = "reclaim";
@@ -20,11 +22,16 @@ const BENCH: &str = "reclaim";
 const AT_REST: f64 = 0.85;
 /// So much of the memory is left to the page cache: what a machine that is well used has.
 const LEFT: f64 = 0.05;
+/// A neighbour of the readers uses this part of that.
+const WORKING_SET: usize = 2;
 /// The disk takes a third of the memory, and no more than this.
 const DISK_MOST: usize = 8 << 30;
 
 const FACTOR: &str = "/proc/sys/vm/watermark_scale_factor";
 const MIN_FREE: &str = "/proc/sys/vm/min_free_kbytes";
+
+/// So many readers there are beside a neighbour.
+const BESIDE: usize = 8;
 
 /// From one load to the next one of a steady state.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -33,10 +40,17 @@ const REST: Duration = Duration::from_secs(60);
 /// And this much is read slowly then, so that what is free is what is kept free.
 const SLOWLY: usize = 1 << 30;
 
-/// What a contestant does to the machine.
+/// What a contestant does to the machine, or to the readers.
 enum Change {
     Nothing,
+    /// A setting of the kernel's is another one.
     Setting(Kept),
+    /// The kernel's threads come before others.
+    Nice(Kept),
+    /// The readers have a control group of their own.
+    Group(Group),
+    /// The readers leave nothing in the page cache (`RWF_DONTCACHE`, 6.14).
+    Uncached,
     Ours(Running),
 }
 
@@ -50,19 +64,38 @@ impl Change {
                 program.line().context("pagecrew reclaim")?;
                 Ok(Change::Ours(program))
             }
+            None if name == UNCACHED => Ok(Change::Uncached),
             None => Ok(Change::Nothing),
             Some(("watermark_scale_factor", value)) => setting(FACTOR, value),
-            Some((_, times)) => {
+            Some(("min_free_kbytes", times)) => {
                 let before: u64 = std::fs::read_to_string(MIN_FREE)?.trim().parse().context(MIN_FREE)?;
                 setting(MIN_FREE, &(before * times.trim_start_matches('x').parse::<u64>()?).to_string())
+            }
+            Some(("kswapd", _)) => Kept::nice_kswapd(MOST_URGENT).map(Change::Nice),
+            Some(_) => {
+                let hierarchy = Hierarchy::find().context("no control groups for memory")?;
+                hierarchy.group("readers", OWN_GROUP).map(Change::Group)
             }
         }
     }
 
+    /// The readers of `files`, as they read with it.
+    fn readers(&self, files: &Path, readers: usize) -> Result<Command> {
+        let mut arguments = vec!["read-files".to_owned(), files.display().to_string(), readers.to_string()];
+        arguments.push(if matches!(self, Change::Uncached) { "uncached" } else { "cached" }.to_owned());
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let mut command = worker(&Contestant::plain("readers"), &arguments);
+        if let Change::Group(group) = self {
+            group.enter(&mut command)?;
+        }
+        Ok(command)
+    }
+
     fn undo(self) -> Result<()> {
         match self {
-            Change::Nothing => Ok(()),
-            Change::Setting(kept) => kept.undo(),
+            Change::Nothing | Change::Uncached => Ok(()),
+            Change::Setting(kept) | Change::Nice(kept) => kept.undo(),
+            Change::Group(group) => group.remove(),
             Change::Ours(program) => {
                 program.signal(libc::SIGTERM)?;
                 program.end().map(drop)
@@ -73,8 +106,16 @@ impl Change {
 
 const OURS: &str = "pagecrew";
 const STOCK: &str = "stock";
+const UNCACHED: &str = "RWF_DONTCACHE";
+const NICE: &str = "kswapd nice -20";
+const GROUP: &str = "group of 512 MiB for the readers";
 
-/// The contestants, ours first: settings of the kernel's, one as it is said and one as many times what it is.
+/// The limit of that group.
+const OWN_GROUP: usize = 512 << 20;
+const MOST_URGENT: i32 = -20;
+
+/// The contestants, ours first: settings of the kernel's, one as it is said and one as many times what it is, and what else an operator can
+/// do.
 fn contestants(quick: bool) -> Vec<Contestant> {
     let names: &[&str] = if quick {
         &[OURS, STOCK, "watermark_scale_factor 200"]
@@ -86,6 +127,9 @@ fn contestants(quick: bool) -> Vec<Contestant> {
             "watermark_scale_factor 200",
             "watermark_scale_factor 500",
             "min_free_kbytes x4",
+            NICE,
+            GROUP,
+            UNCACHED,
         ]
     };
     names.iter().map(|name| Contestant::plain(name)).collect()
@@ -99,15 +143,16 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     let total = procfs::memory_info()?.total as usize;
     let base = tempfile::Builder::new().prefix("pagecrew-bench-").tempdir()?;
     report.expect(1, "a disk in memory");
-    let disk = Kept::disk(base.path(), (total / 3).min(DISK_MOST))?;
-    report.step();
     let left = (total as f64 * LEFT) as usize;
+    let disk = Kept::disk(base.path(), (total / 3).min(DISK_MOST), left / WORKING_SET)?;
+    report.step();
     report.note(&format!("all memory but {} is taken while this runs", Bytes(left as u64)));
     let locked = Running::start(&mut worker(&Contestant::plain(""), &["lock", &left.to_string()]));
     let result = locked.and_then(|mut locked| {
         locked.line()?;
         let files = files_of_disk(base.path());
         loads(&files, setting, report)?;
+        neighbour(&files, &file_of_neighbour(base.path()), setting, report)?;
         rest(&files, setting, report)
     });
     disk.undo().and(result)
@@ -131,23 +176,22 @@ fn refusal() -> Result<Option<String>> {
 }
 
 /// A load: seconds, direct reclaims, MiB reclaimed by the readers.
-fn load(files: &Path, readers: usize) -> Result<Vec<f64>> {
-    let arguments = ["read-files", &files.to_string_lossy(), &readers.to_string()];
-    run_program(&mut worker(&Contestant::plain("readers"), &arguments))?.figures()
+fn load(files: &Path, readers: usize, change: &Change) -> Result<Vec<f64>> {
+    run_program(&mut change.readers(files, readers)?)?.figures()
 }
 
 fn loads(files: &Path, setting: &Setting, report: &mut Report) -> Result<()> {
     let contestants = contestants(setting.quick);
-    for &readers in if setting.quick { &[8][..] } else { &[8, 16] } {
+    for &readers in if setting.quick { &[8][..] } else { &[8, 16, 64] } {
         let results =
             alternate(report, &format!("{readers} readers"), setting.repetitions(), &contestants, |contestant| {
                 // What is free is what the kernel's own settings keep free.
-                load(files, readers)?;
+                load(files, readers, &Change::Nothing)?;
                 let change = Change::make(&contestant.name)?;
                 std::thread::sleep(PAUSE);
-                let first = load(files, readers);
+                let first = load(files, readers, &change);
                 std::thread::sleep(PAUSE);
-                let steady = load(files, readers);
+                let steady = load(files, readers, &change);
                 change.undo()?;
                 Ok([first?, steady?].concat())
             })?;
@@ -173,6 +217,42 @@ fn loads(files: &Path, setting: &Setting, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// What the readers do to a program that has half of what is left to the page cache as its working set, and allocates a little all the time.
+fn neighbour(files: &Path, own: &Path, setting: &Setting, report: &mut Report) -> Result<()> {
+    let contestants = contestants(true);
+    let what = format!("{BESIDE} readers beside a neighbour");
+    let results = alternate(report, &what, setting.repetitions(), &contestants, |contestant| {
+        load(files, BESIDE, &Change::Nothing)?;
+        let change = Change::make(&contestant.name)?;
+        let beside = || -> Result<Vec<f64>> {
+            let mut neighbour =
+                Running::start(&mut worker(&Contestant::plain("neighbour"), &["neighbour", &own.to_string_lossy()]))?;
+            neighbour.line()?;
+            std::thread::sleep(PAUSE);
+            let mut figures = load(files, BESIDE, &change)?;
+            neighbour.hush();
+            figures.push(neighbour.figure()?);
+            figures.push(neighbour.figure()?);
+            neighbour.wait()?;
+            Ok(figures)
+        };
+        let figures = beside();
+        change.undo()?;
+        figures
+    })?;
+    let bar = |peer: &Contestant, bar: Bar| if peer.name == STOCK { bar } else { Bar::None };
+    let row = |name: &str, unit: &'static str| Comparison::new(BENCH, format!("{what}: {name}"), unit);
+    let waits = |peer: &Contestant| row("its waits for the disk", "").resolution(1.0).bar(bar(peer, Bar::Times(1.0)));
+    let slowest = |peer: &Contestant| row("99.9 % of its allocations", "us").bar(bar(peer, Bar::Ratio(5.0)));
+    let rows = against_the_first(waits, &contestants, &results, 3)
+        .chain(against_the_first(slowest, &contestants, &results, 4))
+        .chain(against_the_first(|_| row("the readers' time", "s"), &contestants, &results, 0));
+    for row in rows {
+        report.row(row)?;
+    }
+    Ok(())
+}
+
 /// What is kept free while nobody needs it.
 fn rest(files: &Path, setting: &Setting, report: &mut Report) -> Result<()> {
     if setting.quick {
@@ -180,10 +260,10 @@ fn rest(files: &Path, setting: &Setting, report: &mut Report) -> Result<()> {
     }
     let contestants = contestants(true);
     let results = alternate(report, "free at rest", 3, &contestants, |contestant| {
-        load(files, 8)?;
+        load(files, 8, &Change::Nothing)?;
         let change = Change::make(&contestant.name)?;
         std::thread::sleep(PAUSE);
-        load(files, 8)?;
+        load(files, 8, &change)?;
         std::thread::sleep(REST);
         let arguments = ["read-slowly", &files.to_string_lossy(), &SLOWLY.to_string()];
         let free =
@@ -216,5 +296,9 @@ mod tests {
     #[test]
     fn a_change_is_what_its_name_says() {
         assert!(matches!(Change::make(STOCK), Ok(Change::Nothing)));
+        assert!(matches!(Change::make(UNCACHED), Ok(Change::Uncached)));
+        let readers = |change: &Change| format!("{:?}", change.readers(Path::new("/d"), 3).unwrap());
+        assert!(readers(&Change::Nothing).contains("\"/d\" \"3\" \"cached\""), "{}", readers(&Change::Nothing));
+        assert!(readers(&Change::Uncached).contains("\"uncached\""));
     }
 }

@@ -28,11 +28,16 @@ pub fn files(base: &Path) -> PathBuf {
     base.join("files")
 }
 
-/// Makes a disk of `bytes` in memory with a file system full of files, below the directory `base`, says so, and takes all of it away at the
-/// end of its input: the disk is a file in a file system in memory, and read past the page cache, as one of NVMe would be.
-pub fn keep(base: &Path, bytes: usize, input: impl BufRead) -> Result<()> {
+/// The file on that disk that no reader reads.
+pub fn own(base: &Path) -> PathBuf {
+    files(base).join("own")
+}
+
+/// Makes a disk of `bytes` in memory with a file system full of files, and one more of `own` bytes, below the directory `base`, says so, and
+/// takes all of it away at the end of its input: the disk is a file in a file system in memory, and read past the page cache, as one of NVMe would be.
+pub fn keep(base: &Path, bytes: usize, own: usize, input: impl BufRead) -> Result<()> {
     let mut disk = Disk { base: base.to_owned(), memory: false, device: None, mounted: false };
-    disk.make(bytes)?;
+    disk.make(bytes, own)?;
     let said = say("").and_then(|()| until_the_end(input));
     disk.remove().and(said)
 }
@@ -46,7 +51,7 @@ struct Disk {
 }
 
 impl Disk {
-    fn make(&mut self, bytes: usize) -> Result<()> {
+    fn make(&mut self, bytes: usize, own: usize) -> Result<()> {
         let memory = self.base.join("memory");
         fs::create_dir(&memory)?;
         fs::create_dir(files(&self.base))?;
@@ -63,13 +68,13 @@ impl Disk {
         output(Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0"]).arg(device.trim()))?;
         output(Command::new("mount").args(["-o", "noatime"]).arg(device.trim()).arg(files(&self.base)))?;
         self.mounted = true;
-        let each = bytes / OVERHEAD * (OVERHEAD - 1) / FILES / CHUNK;
+        let each = (bytes / OVERHEAD * (OVERHEAD - 1)).saturating_sub(own) / FILES;
         let chunk = Aligned::new()?;
-        for number in 0..FILES {
-            let path = files(&self.base).join(number.to_string());
+        let readers = (0..FILES).map(|number| (files(&self.base).join(number.to_string()), each));
+        for (path, len) in readers.chain([(self::own(&self.base), own)]) {
             // Past the page cache, which is to be empty of them.
             let mut file = OpenOptions::new().write(true).create_new(true).custom_flags(libc::O_DIRECT).open(path)?;
-            for _ in 0..each {
+            for _ in 0..len / CHUNK {
                 file.write_all(chunk.bytes()).context("the files")?;
             }
         }
@@ -126,12 +131,13 @@ impl Aligned {
 /// Has `readers` threads read the files in `directory` from one end to the other at once, each from another place on where there are more of
 /// them than files. Says the seconds that it took until all had done, how often tasks had to reclaim for themselves meanwhile, and how many
 /// MiB these have reclaimed.
-pub fn read(directory: &Path, readers: usize) -> Result<()> {
+pub fn read(directory: &Path, readers: usize, cache: Cache) -> Result<()> {
     let mut vmstat = VmStat::open()?;
     let before = vmstat.read()?;
     let start = now_ns();
     std::thread::scope(|scope| -> Result<()> {
-        let threads: Vec<_> = (0..readers).map(|number| scope.spawn(move || read_one(directory, number))).collect();
+        let threads: Vec<_> =
+            (0..readers).map(|number| scope.spawn(move || read_one(directory, number, cache))).collect();
         for thread in threads {
             thread.join().unwrap_or_else(|_| bail!("a reader panicked"))?;
         }
@@ -144,13 +150,49 @@ pub fn read(directory: &Path, readers: usize) -> Result<()> {
     say((after.reclaimed_by_tasks - before.reclaimed_by_tasks) as f64 / f64::from(1 << 20))
 }
 
-fn read_one(directory: &Path, number: usize) -> Result<()> {
+/// What readers leave in the page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cache {
+    /// What they have read.
+    Used,
+    /// Nothing (Linux 6.14).
+    Left,
+}
+
+impl Cache {
+    /// The one with this argument.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn named(argument: &str) -> Result<Cache> {
+        match argument {
+            "cached" => Ok(Cache::Used),
+            "uncached" => Ok(Cache::Left),
+            other => bail!("files are read cached or uncached, not '{other}'"),
+        }
+    }
+
+    /// Reads the next bytes of `file`, at its position; returns how many.
+    fn read(self, file: &mut File, chunk: &mut [u8]) -> Result<usize> {
+        const RWF_DONTCACHE: libc::c_int = 0x80;
+        if self == Cache::Used {
+            return Ok(file.read(chunk)?);
+        }
+        let part = libc::iovec { iov_base: chunk.as_mut_ptr().cast(), iov_len: chunk.len() };
+        // SAFETY: one part, which is writable and as long as it says; -1 stands for the file's own position.
+        let read = unsafe { libc::preadv2(file.as_raw_fd(), &part, 1, -1, RWF_DONTCACHE) };
+        ensure!(read >= 0, "RWF_DONTCACHE: {}", std::io::Error::last_os_error());
+        Ok(read as usize)
+    }
+}
+
+fn read_one(directory: &Path, number: usize, cache: Cache) -> Result<()> {
     let mut file = File::open(directory.join((number % FILES).to_string()))?;
     let len = file.metadata()?.len();
     // A tenth of the file apart.
     file.seek(SeekFrom::Start((number / FILES) as u64 * (len / 10) % len.max(1)))?;
     let mut chunk = vec![0; CHUNK];
-    while file.read(&mut chunk)? > 0 {}
+    while cache.read(&mut file, &mut chunk)? > 0 {}
     Ok(())
 }
 

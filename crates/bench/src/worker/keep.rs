@@ -2,8 +2,9 @@
 //! own, which undoes it when its input ends. No signal that a person ends a bench with ends it before.
 
 use super::say;
-use anyhow::{Context, Error, Result};
+use anyhow::{Context, Error, Result, ensure};
 use pagecrew::sys::mount::{self, MemoryFs};
+use pagecrew::sys::vmstat;
 use std::fs;
 use std::io::{BufRead, ErrorKind};
 use std::path::Path;
@@ -31,6 +32,26 @@ pub fn setting(path: &Path, value: &str, input: impl BufRead) -> Result<()> {
     let said = say("").and_then(|()| until_the_end(input));
     fs::write(path, before.trim_end()).with_context(name)?;
     said
+}
+
+/// Gives the kernel's reclaim threads the nice value `value`, says so, and at the end of its input gives them back the one that each had.
+pub fn nice_kswapd(value: i32, input: impl BufRead) -> Result<()> {
+    let mut threads = Vec::new();
+    for (_, thread) in vmstat::kswapds() {
+        // SAFETY: no memory is involved. What is no nice value is an error, and the thread is the kernel's own and stays.
+        threads.push((thread, unsafe { libc::getpriority(libc::PRIO_PROCESS, thread as libc::id_t) }));
+    }
+    ensure!(!threads.is_empty(), "the kernel's reclaim threads can't be seen");
+    let set = |thread: libc::pid_t, value| {
+        // SAFETY: as above.
+        match unsafe { libc::setpriority(libc::PRIO_PROCESS, thread as libc::id_t, value) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()).with_context(|| format!("nice {value} for kswapd")),
+        }
+    };
+    let given = threads.iter().try_for_each(|&(thread, _)| set(thread, value));
+    let said = given.and_then(|()| say("")).and_then(|()| until_the_end(input));
+    threads.iter().try_for_each(|&(thread, before)| set(thread, before)).and(said)
 }
 
 /// Makes the control group `path`, says so, and at the end of its input ends what is in it and removes it.

@@ -12,6 +12,7 @@ mod grow;
 mod huge;
 mod idle;
 mod keep;
+mod neighbour;
 mod pairs;
 mod pool;
 mod random;
@@ -25,7 +26,7 @@ use anyhow::{Context, Result, bail};
 use block::{Block, Origin};
 pub use bystander::STRIDE as BYSTANDER_STRIDE;
 pub use cell::Touch;
-pub use disk::files as files_of_disk;
+pub use disk::{files as files_of_disk, own as file_of_neighbour};
 pub use frames::LARGEST_BATCH;
 use huge::Pages;
 pub use serve::socket as pool_socket;
@@ -71,6 +72,10 @@ pub fn run(args: &[String]) -> Result<()> {
             keep::ignore_ends();
             keep::setting(Path::new(args.text(1)?), args.text(2)?, std::io::stdin().lock())
         }
+        "keep-nice" => {
+            keep::ignore_ends();
+            keep::nice_kswapd(args.text(1)?.parse()?, std::io::stdin().lock())
+        }
         "keep-group" => {
             keep::ignore_ends();
             keep::group(Path::new(args.text(1)?), std::io::stdin().lock())
@@ -81,10 +86,11 @@ pub fn run(args: &[String]) -> Result<()> {
         }
         "keep-disk" => {
             keep::ignore_ends();
-            disk::keep(Path::new(args.text(1)?), args.number(2)?, std::io::stdin().lock())
+            disk::keep(Path::new(args.text(1)?), args.number(2)?, args.number(3)?, std::io::stdin().lock())
         }
         "lock" => disk::lock(args.number(1)?, std::io::stdin().lock()),
-        "read-files" => disk::read(Path::new(args.text(1)?), args.number(2)?),
+        "neighbour" => neighbour::run(Path::new(args.text(1)?), std::io::stdin().lock()),
+        "read-files" => disk::read(Path::new(args.text(1)?), args.number(2)?, disk::Cache::named(args.text(3)?)?),
         "read-slowly" => disk::read_slowly(Path::new(args.text(1)?), args.number(2)?),
         "keep-pool" => {
             keep::ignore_ends();
@@ -185,8 +191,10 @@ mod tests {
             &["trim-table", "half", "4", "x"],
             &["pool-take", "/nonexistent/socket", "2097152", "0"],
             &["keep-pool", "/nonexistent/base"],
-            &["keep-disk", "/nonexistent/base", "1048576"],
-            &["read-files", "/nonexistent", "2"],
+            &["keep-disk", "/nonexistent/base", "1048576", "65536"],
+            &["neighbour", "/nonexistent"],
+            &["read-files", "/nonexistent", "2", "cached"],
+            &["read-files", "/nonexistent", "2", "half"],
             &["read-slowly", "/nonexistent", "1048576"],
         ];
         for args in nonsense {

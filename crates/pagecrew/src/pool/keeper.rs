@@ -28,6 +28,10 @@ const PIECE: usize = 32 << 20;
 const LOOK: Duration = Duration::from_millis(250);
 /// And what is taken and staying, in looks.
 const LOOKS: u32 = 4;
+/// At most so many looks are left out while everything is ready and nothing is taken, and none in which programs could use up what stands above
+/// the floor, at so many bytes a second.
+const LEFT_OUT: u32 = LOOKS - 1;
+const USED_UP: u64 = 8 << 30;
 /// What filling may save up of its share, in time.
 const SAVED: Duration = Duration::from_millis(200);
 /// How long nothing is filled after nothing could be had, at first and at most.
@@ -103,7 +107,9 @@ pub(super) struct Keeper {
     cpu: f64,
     floor: u64,
     next_look_ns: u64,
+    /// Looks so far, those that were left out included; and from how many on all that is taken is looked at again.
     looks: u32,
+    all_at: u32,
     /// The node whose turn it is.
     turn: usize,
     /// Whether it was said that all is ready.
@@ -137,6 +143,7 @@ impl Keeper {
             floor,
             next_look_ns: 0,
             looks: 0,
+            all_at: 0,
             turn: 0,
             said_full: false,
             given_back: Sum::default(),
@@ -148,9 +155,14 @@ impl Keeper {
     pub fn run(mut self) {
         while !self.shared.stop.load(Ordering::SeqCst) {
             let now = clock::now_ns();
+            if !self.is_at_rest() {
+                self.next_look_ns = self.next_look_ns.min(now + LOOK.as_nanos() as u64);
+            }
             if now >= self.next_look_ns {
-                self.look();
-                self.next_look_ns = clock::now_ns() + LOOK.as_nanos() as u64;
+                let spare = self.look();
+                let left_out = if self.is_at_rest() { left_out(spare) } else { 0 };
+                self.looks += 1 + left_out;
+                self.next_look_ns = clock::now_ns() + (LOOK * (1 + left_out)).as_nanos() as u64;
             }
             let next = if self.piece.is_some() { Next::Wait(LOOK) } else { self.step() };
             if let Next::Wait(pause) = next {
@@ -221,7 +233,7 @@ impl Keeper {
         match next {
             broker::NextStep::Nothing => {
                 self.full();
-                Next::Wait(LOOK)
+                Next::Wait(LOOK * (1 + LEFT_OUT))
             }
             broker::NextStep::NodeIsFull(node) => self.wait(&format!("node {node} {NODE_FULL}")),
             broker::NextStep::Fill { node, id } => self.fill(node, id),
@@ -393,8 +405,14 @@ impl Keeper {
         }
     }
 
-    /// Looks at the machine and at what is taken.
-    fn look(&mut self) {
+    /// Whether everything is as it is wanted, and nobody has anything.
+    fn is_at_rest(&self) -> bool {
+        let state = &self.shared.broker().state;
+        state.condition == Condition::Full && state.taken.is_empty()
+    }
+
+    /// Looks at the machine and at what is taken. Returns how many bytes stand above the floor.
+    fn look(&mut self) -> u64 {
         self.follow_settings();
         let (ready, available) = self.supply();
         if self.shared.store.kind() == MemoryFs::Tmpfs
@@ -403,8 +421,12 @@ impl Keeper {
             self.give_back(bytes);
         }
         self.say_given_back(0);
-        self.looks = self.looks.wrapping_add(1);
-        self.look_at_taken(self.looks.is_multiple_of(LOOKS));
+        let all = self.looks >= self.all_at;
+        if all {
+            self.all_at = self.looks + LOOKS;
+        }
+        self.look_at_taken(all);
+        available.saturating_sub(self.floor)
     }
 
     /// Lets those go that nobody has any more, and takes back what their owners have added to them. Whether somebody has a file open is
@@ -462,6 +484,12 @@ impl Keeper {
     }
 }
 
+/// How many looks may be left out where so many bytes stand above the floor.
+fn left_out(spare: u64) -> u32 {
+    let looks = u128::from(spare) * 1_000_000_000 / u128::from(USED_UP) / LOOK.as_nanos();
+    (looks.saturating_sub(1)).min(u128::from(LEFT_OUT)) as u32
+}
+
 fn seen(facts: &Metadata, look: u32, unused: Option<bool>) -> Seen {
     let (len, backed) = (facts.len() as usize, facts.blocks() as usize * 512);
     Seen { len, backed, owner: facts.uid(), seized: store::is_seized(facts), look, unused }
@@ -487,6 +515,11 @@ const _: () = assert!(PIECE.is_multiple_of(HUGE_PAGE_SIZE));
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_less_stands_above_the_floor_the_more_often_it_is_looked() {
+        assert_eq!([0, 1, 2, 4, 6, 8, 1000].map(|gib| left_out(gib << 30)), [0, 0, 0, 1, 2, 3, 3]);
+    }
 
     #[test]
     fn what_goes_on_for_long_is_said_at_once_and_then_summed_up() {

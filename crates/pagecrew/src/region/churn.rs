@@ -16,7 +16,8 @@ const EVENT_MOST: usize = HIGH / 4;
 /// Below this part of [`HIGH`], what was granted fades, in so many windows.
 const LOW_SHARE: usize = 8;
 const FADES: usize = 128;
-/// At most this part of the peak, and no more than this: a large program's own slack is as much.
+/// At most this part of the peak, and no more than this: a large program's own slack is as much. Where there are more lanes than two, pieces
+/// lie about in each: up to twice the part, and for each two as much.
 const SHARE: usize = 8;
 const MOST: usize = 16 << 20;
 
@@ -35,9 +36,10 @@ pub(super) struct Churn {
     extra: AtomicUsize,
 }
 
-/// The most that a program of this peak may have beyond its slack, in bytes.
-fn most(peak: usize) -> usize {
-    (peak / SHARE).min(MOST)
+/// The most that a program of this peak, whose threads use so many lanes, may have beyond its slack, in bytes.
+pub(super) fn most(peak: usize, lanes: usize) -> usize {
+    let pairs = lanes.div_ceil(2).max(1);
+    (peak / SHARE * pairs.min(2)).min(MOST * pairs)
 }
 
 impl Churn {
@@ -51,8 +53,8 @@ impl Churn {
         self.gone.fetch_add(bytes, Relaxed);
     }
 
-    /// A program of this `peak` is about to touch `bytes` for the first time; `now` says the time in nanoseconds.
-    pub fn touches(&self, bytes: usize, peak: usize, now: impl FnOnce() -> u64) {
+    /// A program that may have [`most`] is about to touch `bytes` for the first time; `now` says the time in nanoseconds.
+    pub fn touches(&self, bytes: usize, most: usize, now: impl FnOnce() -> u64) {
         let gone = self.gone.load(Relaxed);
         let again = bytes.min(gone);
         if again == 0 {
@@ -67,13 +69,13 @@ impl Churn {
             self.window.store(again, Relaxed);
         } else if self.window.fetch_add(again, Relaxed) + again > HIGH {
             self.window.store(0, Relaxed);
-            let grant = |extra: usize| Some((extra + most(peak) / 2).min(most(peak)));
+            let grant = |extra: usize| Some((extra + most / 2).min(most));
             let _ = self.extra.fetch_update(Relaxed, Relaxed, grant);
         }
     }
 
-    /// The watcher's look, at time `now`: takes back what a program of this `peak` does not need any more.
-    pub fn look(&self, peak: usize, now: u64) {
+    /// The watcher's look, at time `now`: takes back what a program that may have [`most`] does not need any more.
+    pub fn look(&self, most: usize, now: u64) {
         let elapsed = now.saturating_sub(self.seen_ns.load(Relaxed));
         if elapsed < WINDOW_NS {
             return;
@@ -82,7 +84,7 @@ impl Churn {
         self.gone.store(0, Relaxed);
         let windows = (elapsed / WINDOW_NS).min(FADES as u64) as usize;
         if self.seen.swap(0, Relaxed) / windows < HIGH / LOW_SHARE {
-            let fade = most(peak).div_ceil(FADES) * windows;
+            let fade = most.div_ceil(FADES) * windows;
             let _ = self.extra.fetch_update(Relaxed, Relaxed, |extra| Some(extra.saturating_sub(fade)));
         }
     }
@@ -104,25 +106,31 @@ mod tests {
 
     fn give_and_touch(churn: &Churn, bytes: usize, peak: usize, now: u64) {
         churn.gave_back(bytes);
-        churn.touches(bytes, peak, || now);
+        churn.touches(bytes, most(peak, 1), || now);
+    }
+
+    #[test]
+    fn room_grows_with_the_lanes_that_are_used_and_is_a_part_of_the_peak() {
+        assert_eq!([0, 1, 2, 3, 8].map(|lanes| most(96 * M, lanes) / M), [12, 12, 12, 24, 24]);
+        assert_eq!([1, 2, 4, 8].map(|lanes| most(1 << 30, lanes) / M), [16, 16, 32, 64]);
     }
 
     #[test]
     fn memory_that_went_is_missed_once() {
         let churn = Churn::default();
         churn.gave_back(10 * M);
-        churn.touches(3 * M, 96 * M, || MS);
+        churn.touches(3 * M, most(96 * M, 1), || MS);
         assert_eq!(churn.gone.load(Relaxed), 7 * M);
-        churn.touches(8 * M, 96 * M, || MS);
+        churn.touches(8 * M, most(96 * M, 1), || MS);
         assert_eq!(churn.gone.load(Relaxed), 0);
-        churn.touches(8 * M, 96 * M, || unreachable!("nothing is missing"));
+        churn.touches(8 * M, most(96 * M, 1), || unreachable!("nothing is missing"));
     }
 
     #[test]
     fn a_program_that_churns_gets_room_within_milliseconds_and_loses_it_again() {
         let churn = Churn::default();
         let mut now = 100 * MS;
-        churn.look(96 * M, now);
+        churn.look(most(96 * M, 1), now);
         // 2 GiB a second, in huge pages.
         while churn.extra() < 12 * M {
             now += MS;
@@ -133,19 +141,19 @@ mod tests {
         for _ in 0..200 {
             now += 20 * MS;
             give_and_touch(&churn, 2 * M, 96 * M, now);
-            churn.look(96 * M, now);
+            churn.look(most(96 * M, 1), now);
         }
         assert_eq!(churn.extra(), 12 * M);
-        churn.look(96 * M, now + 600 * MS);
+        churn.look(most(96 * M, 1), now + 600 * MS);
         assert!((1..12 * M).contains(&churn.extra()));
-        churn.look(96 * M, now + 3_000 * MS);
+        churn.look(most(96 * M, 1), now + 3_000 * MS);
         assert_eq!(churn.extra(), 0);
     }
 
     #[test]
     fn what_is_only_given_back_or_only_touched_is_no_churn() {
         let churn = Churn::default();
-        (0..100).for_each(|_| churn.touches(32 * M, 1 << 30, || MS));
+        (0..100).for_each(|_| churn.touches(32 * M, most(1 << 30, 1), || MS));
         (0..100).for_each(|_| churn.gave_back(32 * M));
         assert_eq!(churn.extra(), 0);
     }
@@ -166,7 +174,7 @@ mod tests {
         let churn = Churn::default();
         for round in 0..1000 {
             give_and_touch(&churn, M, 48 * M, round * 10 * MS);
-            churn.look(48 * M, round * 10 * MS);
+            churn.look(most(48 * M, 1), round * 10 * MS);
         }
         assert_eq!(churn.extra(), 0);
     }
@@ -195,13 +203,13 @@ mod tests {
     fn what_is_touched_again_counts_once() {
         let churn = Churn::default();
         churn.gave_back(10 * M);
-        (0..20).for_each(|_| churn.touches(M, 96 * M, || 100 * MS));
+        (0..20).for_each(|_| churn.touches(M, most(96 * M, 1), || 100 * MS));
         assert_eq!(churn.extra(), 0);
         churn.gave_back(10 * M);
-        churn.look(96 * M, 200 * MS);
+        churn.look(most(96 * M, 1), 200 * MS);
         churn.gave_back(10 * M);
-        churn.look(96 * M, 200 * MS + WINDOW_NS);
-        (0..20).for_each(|_| churn.touches(M, 96 * M, || 300 * MS));
+        churn.look(most(96 * M, 1), 200 * MS + WINDOW_NS);
+        (0..20).for_each(|_| churn.touches(M, most(96 * M, 1), || 300 * MS));
         assert_eq!(churn.extra(), 0, "what went back before the watcher's look is forgotten");
     }
 

@@ -35,6 +35,10 @@ const PARKED: usize = 64;
 /// No more than this is moved to one new span: the caller may not touch all of it.
 const TRANSFER_MOST: usize = 64 << 20;
 
+/// What a zone of a lane may lack in the region's sums: this part of the program's peak, and no more than that.
+const UNSUMMED_SHARE: usize = 64;
+const UNSUMMED_MOST: usize = 8 << 20;
+
 /// A part of the arena for one lane of one node, with small pages or with huge pages.
 #[repr(align(128))]
 pub(super) struct Zone {
@@ -58,6 +62,8 @@ pub(super) struct Zone {
     cached: AtomicUsize,
     /// Bytes that are retained here, as last published.
     pub retained: AtomicUsize,
+    /// Whether the region's sums lack something of this zone.
+    unsummed: AtomicBool,
     /// Threads that wait for the lock.
     waiting: AtomicUsize,
     /// Pages and one of spans that wait for the lock to be free; 0 for none.
@@ -174,6 +180,7 @@ impl Zone {
             end: AtomicUsize::new(range.len),
             cached: AtomicUsize::new(0),
             retained: AtomicUsize::new(0),
+            unsummed: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
             parked: (0..PARKED).map(|_| AtomicUsize::new(0)).collect(),
         })
@@ -405,13 +412,33 @@ impl Core {
     }
 
     /// Brings the published states and the region's sums up to date with a zone; called before its lock is opened.
+    ///
+    /// Where lanes are used, threads take and give at the same time, and all would wait for the line of the sums. So what only changes between
+    /// in use and retained in a zone, and not what the two are together, is added to the sums once it is more than a little.
     pub fn publish(&self, zone: &Zone, inner: &mut Inner) {
         let mut bytes = inner.map.bytes();
         // What waits in caches is in use as far as the zone knows.
         let cached = bytes.in_use.min(not_below_zero(zone.cached.load(Ordering::Relaxed)) as u64);
         (bytes.in_use, bytes.retained_dirty) = (bytes.in_use - cached, bytes.retained_dirty + cached);
         self.stats.zones[zone.number].publish(bytes);
-        let (retained, discarding) = (inner.map.retained(), inner.map.discarding());
+        let (retained, discarding, used) = (inner.map.retained(), inner.map.discarding(), inner.map.used());
+        if zone.retained.load(Ordering::Relaxed) != retained {
+            zone.retained.store(retained, Ordering::Relaxed);
+        }
+        let exchanged = used.wrapping_add(retained) == inner.used.wrapping_add(inner.retained);
+        let may_wait = exchanged && discarding == inner.discarding && self.lane(zone) > 0 && !self.limits().near();
+        if may_wait && used.abs_diff(inner.used) <= (self.retention.peak_in_use() / UNSUMMED_SHARE).min(UNSUMMED_MOST) {
+            if used != inner.used {
+                zone.unsummed.store(true, Ordering::Relaxed);
+            }
+            return;
+        }
+        self.sum_up_zone(zone, inner);
+    }
+
+    /// Adds to the region's sums what has changed in a zone since that was done last.
+    fn sum_up_zone(&self, zone: &Zone, inner: &mut Inner) {
+        let (retained, discarding, used) = (inner.map.retained(), inner.map.discarding(), inner.map.used());
         // Wrapping: the sums of differences are right whatever their order.
         let moved = |sum: &AtomicUsize, now: usize, before: usize| {
             let difference = now.wrapping_sub(before);
@@ -419,15 +446,23 @@ impl Core {
                 sum.fetch_add(difference, Ordering::Relaxed);
             }
         };
-        if retained != inner.retained {
-            zone.retained.store(retained, Ordering::Relaxed);
-        }
-        let used = inner.map.used();
         moved(&self.sums.retained[zone.huge as usize], retained, inner.retained);
         moved(&self.sums.discarding, discarding, inner.discarding);
         moved(&self.sums.used, used, inner.used);
         (inner.retained, inner.discarding, inner.used) = (retained, discarding, used);
         self.retention.note(self.retained(), self.in_use());
+    }
+
+    /// As [`Core::sum_up_zone`] for those of which something is missing.
+    fn sum_up_zones(&self) {
+        for zone in self.zones.iter().filter(|zone| zone.unsummed.swap(false, Ordering::Relaxed)) {
+            self.sum_up_zone(zone, &mut zone.lock());
+        }
+    }
+
+    /// The lane of its node that a zone belongs to.
+    fn lane(&self, zone: &Zone) -> usize {
+        (zone.number / 2) & (self.lanes.count() - 1)
     }
 
     /// The node that the calling thread's CPU belongs to.
@@ -493,7 +528,7 @@ impl Core {
             let other = (!huge && self.options.huge_pages).then(|| zone(own, step, true));
             [Some(zone(own, step, huge)), other].into_iter().flatten().find(|zone| {
                 let any = zone.retained.load(Ordering::Relaxed) > 0;
-                any && self.allocate_in(zone, &request(false), grant)
+                any && self.allocate_in(zone, &request(false), step == 0, grant)
             })
         };
         let retained = |grant: &mut Grant| retained_in(0, grant);
@@ -521,7 +556,7 @@ impl Core {
         let mut everywhere = nearest.flat_map(|&node| (0..lanes).map(move |step| (node, step)));
         everywhere.find_map(|(node, step)| {
             let zone = zone(node, step, huge);
-            self.allocate_in(zone, &request, grant).then_some(zone)
+            self.allocate_in(zone, &request, true, grant).then_some(zone)
         })
     }
 
@@ -571,7 +606,7 @@ impl Core {
     /// As [`Zone::lock_unless`] for a thread that takes something; where it has to wait, its CPU may go on with another lane.
     fn lock_on_this_cpu<'z>(&self, zone: &'z Zone) -> Option<MutexGuard<'z, Inner>> {
         let cpu = self.caches.here();
-        let is_own = (zone.number / 2) % self.lanes.count() == self.lanes.of(cpu);
+        let is_own = self.lane(zone) == self.lanes.of(cpu);
         if let Some(inner) = zone.try_lock() {
             if is_own {
                 self.lanes.found_open(cpu);
@@ -584,14 +619,17 @@ impl Core {
         zone.wait_unless(&self.forking)
     }
 
-    /// Returns whether there was room.
-    fn allocate_in(&self, zone: &Zone, request: &Request, grant: &mut Grant) -> bool {
+    /// Returns whether there was room. A zone that somebody else is at is waited for if `wait` says so.
+    fn allocate_in(&self, zone: &Zone, request: &Request, wait: bool, grant: &mut Grant) -> bool {
         // A small arena, as under RLIMIT_AS, is not aligned to more than a huge page.
         if !zone.range.start.is_multiple_of(request.align) {
             return false;
         }
-        let guard =
-            if request.len <= HUGE_PAGE_SIZE { self.lock_on_this_cpu(zone) } else { zone.lock_unless(&self.forking) };
+        let guard = match wait {
+            true if request.len <= HUGE_PAGE_SIZE => self.lock_on_this_cpu(zone),
+            true => zone.lock_unless(&self.forking),
+            false => zone.try_lock(),
+        };
         let Some(mut guard) = guard else { return false };
         let inner = &mut *guard;
         if request.want == Want::Zeroes {
@@ -600,7 +638,12 @@ impl Core {
         if !inner.map.allocate_into(request, grant) {
             return false;
         }
-        if request.class != 0 && !inner.reuse.may_wait(self.caches.here(), request.class) {
+        let cpu = self.caches.here();
+        let long = inner.map.is_long(request.len);
+        let waits = request.class != 0
+            && (!long || inner.reuse.long_goes_out(cpu))
+            && inner.reuse.may_wait(cpu, request.class);
+        if request.class != 0 && !waits {
             inner.map.take_class(grant.offset);
         }
         self.revoke(&grant.pieces);
@@ -788,6 +831,7 @@ impl Core {
     /// As [`Core::sum_up`] for every CPU.
     pub fn sum_up_all(&self) {
         self.slow_counts.cpus().for_each(|cpu| self.add_slow_counts(cpu));
+        self.sum_up_zones();
         self.caches.used().for_each(|cpu| self.sum_up(cpu));
     }
 
@@ -869,7 +913,11 @@ impl Core {
 
     /// Takes note that the program gave a span of `len` bytes back to its zone.
     pub fn note_came_back(&self, inner: &mut Inner, len: usize) {
-        inner.reuse.came_back(self.caches.here(), inner.map.class_of(len));
+        let cpu = self.caches.here();
+        inner.reuse.came_back(cpu, inner.map.class_of(len));
+        if inner.map.is_long(len) {
+            inner.reuse.long_came_back(cpu);
+        }
     }
 
     /// Gives a span that was retired and is in no cache back to its zone, whether it was `freed` just now or lay in a cache.

@@ -5,7 +5,7 @@
 //! one if it meets others there as well, each time later than before. Which lane a span came from is what its address says; it goes back there
 //! whoever frees it.
 
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 /// What a thread that found its zone locked adds to its CPU's score; one that found it open takes one off.
 const WAITED: u32 = 4;
@@ -20,6 +20,8 @@ const MOVES_MOST: u32 = 6;
 pub(super) struct Lanes {
     count: usize,
     cpus: Box<[Cpu]>,
+    /// CPUs that have left the first lane.
+    left: AtomicUsize,
 }
 
 /// Updates that are lost to a thread that was moved here meanwhile only change when the CPU takes another lane.
@@ -43,12 +45,17 @@ impl Lanes {
     /// If `count` is no power of two.
     pub fn new(count: usize, cpus: usize) -> Lanes {
         assert!(count.is_power_of_two());
-        Lanes { count, cpus: (0..cpus).map(|_| Cpu::default()).collect() }
+        Lanes { count, cpus: (0..cpus).map(|_| Cpu::default()).collect(), left: AtomicUsize::new(0) }
     }
 
     /// How many there are.
     pub fn count(&self) -> usize {
         self.count
+    }
+
+    /// How many are used, at most.
+    pub fn used(&self) -> usize {
+        (1 + self.left.load(Relaxed)).min(self.count)
     }
 
     /// The lane of a CPU after so many moves. CPUs that meet in one lane don't meet in the next one.
@@ -84,6 +91,9 @@ impl Lanes {
         if score > Self::most(moves) && moves < MOVES_MOST {
             state.moves.store(moves + 1, Relaxed);
             state.score.store(0, Relaxed);
+            if moves == 0 {
+                self.left.fetch_add(1, Relaxed);
+            }
         } else {
             state.score.store(score.min(Self::most(MOVES_MOST)), Relaxed);
         }
@@ -158,13 +168,14 @@ mod tests {
     #[test]
     fn a_cpu_takes_the_next_lane_after_so_many_waits_each_time_later() {
         let lanes = Lanes::new(4, 8);
-        assert_eq!(lanes.count(), 4);
+        assert_eq!((lanes.count(), lanes.used()), (4, 1));
         let locked = |times: usize| {
             (0..times).for_each(|_| lanes.found_locked(5));
             lanes.of(5)
         };
         assert_eq!([locked(64), locked(1)], [0, 1]);
         assert_eq!([locked(512), locked(1)], [1, 3]);
+        assert_eq!(lanes.used(), 2);
         assert_eq!([locked(4096), locked(1)], [3, 1]);
         lanes.cpus[5].moves.store(MOVES_MOST, Relaxed);
         let last = lanes.of(5);

@@ -4,12 +4,17 @@
 //! them. What nobody has looked at yet may be near, which costs nothing in a small program. In a program that may fill its group again, as
 //! far as is known, memory that waits for its way back may be what is missing: such a program is *cramped*, has just what it asks for, and
 //! keeps nothing.
+//!
+//! A program that has only grown so far may grow up to its group's limit, so a limit counts as near for it, however far it is. Once it has
+//! given something back, that says no more than what is left below the limit, and so it is looked at again.
 
 use super::policy::{Signals, slack};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 /// A program that has less in use may have spans a little longer than what it asked for before anybody has looked at its limits.
 const UNLOOKED_MOST: usize = 32 << 20;
+/// After so much that was given back, a limit that was always near so far is looked at again.
+const WORTH_LOOK_MOST: usize = 4 << 30;
 
 /// What may be there beyond the target is at most this part of what is left below the control group's limit, and a program that comes so
 /// near to all of it is cramped.
@@ -21,6 +26,9 @@ pub(super) struct Limits {
     near: AtomicBool,
     looked: AtomicBool,
     cramped: AtomicBool,
+    /// Bytes that the program has given back since a limit was last found near, and how many are worth another look.
+    came_back: AtomicUsize,
+    worth_look: AtomicUsize,
     /// Bytes that the control group had left below its limit at the last look.
     room: AtomicUsize,
     /// What may be in use below that limit, if all of it has pages.
@@ -32,7 +40,8 @@ impl Limits {
     pub fn new() -> Limits {
         let [near, looked, cramped] = [true, false, false].map(AtomicBool::new);
         let [room, most_in_use] = [usize::MAX; 2].map(AtomicUsize::new);
-        Limits { near, looked, cramped, room, most_in_use }
+        let [came_back, worth_look] = [0, UNLOOKED_MOST].map(AtomicUsize::new);
+        Limits { near, looked, cramped, came_back, worth_look, room, most_in_use }
     }
 
     /// In a forked child: nobody has looked. Where nobody ever will, what was `read_once` stands.
@@ -40,6 +49,8 @@ impl Limits {
         self.near.store(true, Relaxed);
         self.looked.store(false, Relaxed);
         self.cramped.store(false, Relaxed);
+        self.came_back.store(0, Relaxed);
+        self.worth_look.store(UNLOOKED_MOST, Relaxed);
         if !read_once {
             self.room.store(usize::MAX, Relaxed);
             self.most_in_use.store(usize::MAX, Relaxed);
@@ -50,6 +61,23 @@ impl Limits {
     pub fn set_near(&self, near: bool) {
         self.near.store(near, Relaxed);
         self.looked.store(true, Relaxed);
+        // Where it stays near, each look is worth less than the one before.
+        let worth = if near { self.worth_look.load(Relaxed).saturating_mul(2) } else { UNLOOKED_MOST };
+        if self.came_back.swap(0, Relaxed) >= self.worth_look.load(Relaxed) || !near {
+            self.worth_look.store(worth.min(WORTH_LOOK_MOST), Relaxed);
+        }
+    }
+
+    /// The program has given `bytes` back.
+    pub fn note_came_back(&self, bytes: usize) {
+        if self.near() {
+            self.came_back.fetch_add(bytes, Relaxed);
+        }
+    }
+
+    /// Whether the program has given back so much that it does not only grow.
+    pub fn gave_back(&self) -> bool {
+        self.came_back.load(Relaxed) >= self.worth_look.load(Relaxed)
     }
 
     /// Takes note of what is left below the control group's limit.
@@ -87,9 +115,10 @@ impl Limits {
         self.cramped() || (self.near() && in_use() >= UNLOOKED_MOST)
     }
 
-    /// Whether a program that has `in_use` bytes in use is so large that its limits matter, and nobody has looked at them.
+    /// Whether a program that has `in_use` bytes in use is so large that its limits matter, and nobody has looked at them since it did more
+    /// than grow.
     pub fn wants_look(&self, in_use: impl FnOnce() -> usize) -> bool {
-        !self.looked.load(Relaxed) && in_use() >= UNLOOKED_MOST
+        if self.looked.load(Relaxed) { self.near() && self.gave_back() } else { in_use() >= UNLOOKED_MOST }
     }
 
     /// Whether a program that once had `resident` bytes resident had about as much as its group's limit leaves room for: it may have that
@@ -157,6 +186,30 @@ mod tests {
         assert!(limits.set_cramped(false) && limits.slack(100 * M) > 0);
         limits.set_near(true);
         assert_eq!(limits.slack(100 * M), 0);
+    }
+
+    #[test]
+    fn a_program_that_gives_back_is_looked_at_again_each_time_later_while_a_limit_stays_near() {
+        let limits = Limits::new();
+        limits.note_came_back(100 * M);
+        limits.set_near(true);
+        assert!(!limits.gave_back() && !limits.wants_look(|| 1 << 40), "it was looked at just now");
+        // How often it is looked at while it gives back so many MiB.
+        let looks = |near: bool, mib: usize| {
+            (0..mib / 4).fold(0, |looks, _| {
+                limits.note_came_back(4 * M);
+                let look = limits.wants_look(|| 1 << 40) && limits.gave_back();
+                if look {
+                    limits.set_near(near);
+                }
+                looks + usize::from(look)
+            })
+        };
+        assert_eq!(looks(true, 32 + 64 + 128), 2, "the first time after 64 MiB, since it had given back before");
+        assert_eq!(looks(true, 100 << 10), 28, "at last, each 4 GiB");
+        assert_eq!(looks(false, 100 << 10), 1, "it is not near, and that is known");
+        limits.set_near(true);
+        assert_eq!(looks(true, 36), 1);
     }
 
     #[test]

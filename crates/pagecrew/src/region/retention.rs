@@ -1,6 +1,6 @@
 //! Retention at work: what the policy decides is done with memory that was freed, on the program's own threads and by the watcher.
 
-use super::churn::Churn;
+use super::churn::{self, Churn};
 use super::core::{Core, RegionCrew, Zone, lock};
 use super::limits::Limits;
 use super::options::Options;
@@ -190,6 +190,7 @@ impl Core {
             self.set_cramped(true);
         }
         self.note_first_peak();
+        self.limits().note_came_back(freed);
         let target = self.target();
         let retained = self.retained();
         let slack = self.slack();
@@ -208,6 +209,11 @@ impl Core {
     /// How much less is in use than there once was: retained memory may fill that, and the sum stays below the peak.
     fn own_room(&self) -> usize {
         self.retention.peak_in_use().saturating_sub(self.in_use())
+    }
+
+    /// See [`churn::most`].
+    fn room_for_churn(&self) -> usize {
+        churn::most(self.retention.peak_in_use(), self.lanes.used())
     }
 
     fn note_lack_of_room(&self, bytes: usize) {
@@ -263,7 +269,7 @@ impl Core {
         let read = watch.signals.read(0, now);
         watch.signals.read_anew();
         // A program that has only grown so far may grow up to its group's limit: not a page may be missing then.
-        let grows = read.is_some_and(|signals| signals.group.is_some());
+        let grows = read.is_some_and(|signals| signals.group.is_some()) && !self.limits().gave_back();
         self.limits().set_near(grows || watch.signals.near_limit());
         if let Some(signals) = read {
             self.limits().note_room(&signals);
@@ -355,7 +361,7 @@ impl Core {
     /// Makes room for `fresh` bytes of `zone` that are about to be touched for the first time: what is retained and what is on its way back
     /// stays, together with them, below the program's own peak.
     pub fn reserve_headroom(&self, crew: &RegionCrew, zone: &Zone, fresh: usize) {
-        self.retention.churn.touches(self.density.share_of(fresh), self.retention.peak_in_use(), clock::coarse_ns);
+        self.retention.churn.touches(self.density.share_of(fresh), self.room_for_churn(), clock::coarse_ns);
         let target = self.target();
         let retained = self.retained();
         let slack = self.slack();
@@ -428,7 +434,7 @@ impl Core {
         let least = self.retention.least_retained.swap(retained, Ordering::Relaxed).min(retained);
         watch.low_water.note(least, now);
         watch.low_water.note(retained, now);
-        self.retention.churn.look(self.retention.peak_in_use(), now);
+        self.retention.churn.look(self.room_for_churn(), now);
         if retained + backlog == 0 && !self.cramped() {
             if self.wants_look() {
                 self.look_at_limits(&mut watch, now);

@@ -4,6 +4,9 @@
 //! spent; where sizes differ from one request to the next, such spans lie about until somebody needs all of them, and the program takes
 //! more memory than it would. So each size is watched: when a span of it is handed out by the zone, was one of its size among the
 //! last few that came back from this CPU? If that is rarely so, spans of that size stay in the zone, until it is so again.
+//!
+//! Long spans with huge pages wait only where several CPUs give and take such spans by turns: from the zone, each would get what another one has
+//! just written to, and has in its own caches.
 
 use super::classes::CLASSES;
 
@@ -14,12 +17,20 @@ const ANEW: u8 = 32;
 /// A span that is asked for again soon makes up for so many that are not.
 const AGAIN: u8 = 4;
 
+/// A long span that is handed out on another CPU than the last one came back from counts so much; on the same one, it takes 1 off.
+const STRANGER: u8 = 8;
+/// So much means that CPUs meet.
+const MEET: u8 = 64;
+
 /// What came back to one zone from each CPU, and what that says. Pure; the zone's lock protects it.
 pub(super) struct Reuse {
     /// The classes of the last spans, a byte each, the last one in the lowest; 0 for none.
     last: Box<[u64]>,
     /// By how much more often a span of each class was asked for anew than again soon.
     anew: [u8; CLASSES + 1],
+    /// From which CPU a long span came back last, and how often that was another one than the next one went to.
+    long_from: usize,
+    strangers: u8,
 }
 
 const _: () = assert!(CLASSES < 1 << (64 / LAST));
@@ -27,7 +38,7 @@ const _: () = assert!(CLASSES < 1 << (64 / LAST));
 impl Reuse {
     /// Nothing has come back from any of `cpus` CPUs.
     pub fn new(cpus: usize) -> Reuse {
-        Reuse { last: vec![0; cpus].into(), anew: [0; CLASSES + 1] }
+        Reuse { last: vec![0; cpus].into(), anew: [0; CLASSES + 1], long_from: usize::MAX, strangers: 0 }
     }
 
     /// A span of a class came back from a CPU; of class 0, it says nothing.
@@ -35,6 +46,21 @@ impl Reuse {
         if let Some(last) = self.last.get_mut(cpu).filter(|_| class != 0) {
             *last = *last << 8 | u64::from(class);
         }
+    }
+
+    /// A long span with huge pages came back from a CPU.
+    pub fn long_came_back(&mut self, cpu: usize) {
+        self.long_from = cpu;
+    }
+
+    /// A long span with huge pages is handed out on a CPU: whether several CPUs give and take such spans.
+    pub fn long_goes_out(&mut self, cpu: usize) -> bool {
+        self.strangers = match self.long_from {
+            usize::MAX => self.strangers,
+            from if from == cpu => self.strangers.saturating_sub(1),
+            _ => (self.strangers + STRANGER).min(2 * MEET),
+        };
+        self.strangers >= MEET
     }
 
     /// A span of a class is handed out on a CPU: whether it may wait in a cache when it comes back. Each that came back speaks for one.
@@ -96,6 +122,25 @@ mod tests {
         assert!(!reuse.may_wait(0, 5), "it spoke for one");
         assert!(reuse.may_wait(0, 6), "nothing is known of that size");
         assert!(reuse.may_wait(7, 5), "nor of that CPU");
+    }
+
+    #[test]
+    fn long_spans_wait_where_several_cpus_give_and_take_them() {
+        // Two threads, of which one in `every` times one is between the other's free and its next request.
+        let meet = |every: usize| {
+            let mut reuse = Reuse::new(2);
+            (0..1000).map(|round| {
+                reuse.long_came_back(usize::from(round % every == 0));
+                reuse.long_goes_out(0)
+            })
+            .skip(500)
+            .filter(|&meet| meet)
+            .count()
+        };
+        assert_eq!([meet(2), meet(5), meet(1000)], [500, 500, 0]);
+        assert!(meet(9) <= 250, "{}", meet(9));
+        let mut reuse = Reuse::new(2);
+        assert!((0..1000).all(|_| !reuse.long_goes_out(0)), "nothing ever came back");
     }
 
     #[test]

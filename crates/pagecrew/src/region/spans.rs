@@ -686,8 +686,7 @@ impl SpanMap {
         (grant.offset, grant.len) = (offset, len);
         let marks = self.cut_out(offset, len, &mut grant.pieces);
         let fresh = grant.pieces.backed() == 0;
-        let class = self.class_here(len, request.class);
-        let span = Segment { len, state: State::InUse, marks: Marks { fresh, ..marks }, class };
+        let span = Segment { len, state: State::InUse, marks: Marks { fresh, ..marks }, class: request.class };
         self.put(offset, span);
         self.find_transfers(if want == Want::Any { request.transfer } else { 0 }, grant);
         self.keep_rest_of_granules(grant);
@@ -802,10 +801,15 @@ impl SpanMap {
         }
     }
 
-    /// The class of a span of this length here. A long one that is touched whole costs far more than a lock, and would keep the memory
-    /// around it in pieces while it waits in a cache: it has none.
+    /// Whether a span of this length is long for this zone: it is touched whole, which costs far more than a lock, and would keep the memory
+    /// around it in pieces while it waits in a cache.
+    pub fn is_long(&self, len: usize) -> bool {
+        self.granule > PAGE && len > JOINED_LEAST
+    }
+
+    /// The class of a span that became so long here.
     fn class_here(&self, len: usize, class: u8) -> u8 {
-        if self.granule > PAGE && len > JOINED_LEAST { 0 } else { class }
+        if self.is_long(len) { 0 } else { class }
     }
 
     /// The class of a span that was handed out here with this length.

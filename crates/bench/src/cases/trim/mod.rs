@@ -1,7 +1,6 @@
 //! Huge pages without the bloat: what goes back, what that costs, and what it does to the speed of the program.
 
 mod command;
-mod group;
 mod mapped;
 mod reading;
 mod sparse;

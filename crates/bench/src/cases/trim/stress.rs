@@ -2,7 +2,7 @@
 //! large as what its control group may use, while it touches a twelfth of them.
 
 use super::command::Watch;
-use super::group::Hierarchy;
+use crate::group::Hierarchy;
 use super::{BENCH, OURS};
 use crate::cases::Setting;
 use crate::contest::{Rounds, alternate, column};

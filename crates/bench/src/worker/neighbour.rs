@@ -1,0 +1,108 @@
+//! A program with a working set in the page cache and small allocations, whom others' reading should not hurt.
+
+use super::block::{Block, Origin};
+use super::keep::until_the_end;
+use super::say;
+use anyhow::{Context, Result, bail};
+use pagecrew::sys::PAGE_SIZE;
+use pagecrew::sys::clock::now_ns;
+use pagecrew::sys::shared_file::Mapped;
+use std::fs::File;
+use std::hint::black_box;
+use std::io::BufRead;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+/// All of the working set is used within so long.
+const ROUND: Duration = Duration::from_millis(500);
+/// So many parts of it are used one after the other, each with a pause behind it.
+const PARTS: usize = 50;
+/// A small allocation, and the time from one to the next.
+const SMALL: usize = 64 << 10;
+const EACH: Duration = Duration::from_millis(1);
+
+/// Uses all of the file at `path`, again and again, and takes and gives back a little memory a thousand times a second, from when it says so
+/// to the end of its input. Says how often it had to wait for the disk, and the time in microseconds that 999 of 1,000 allocations took at
+/// most.
+pub fn run(path: &Path, input: impl BufRead) -> Result<()> {
+    let file = File::options().read(true).write(true).open(path).with_context(|| path.display().to_string())?;
+    let len = file.metadata()?.len() as usize;
+    let mapped = Mapped::unchanged(&file, 0, len)?;
+    let pages: Vec<usize> = (0..len).step_by(PAGE_SIZE).map(|offset| mapped.range().start + offset).collect();
+    // Used more than once, it counts as a working set.
+    (0..3).for_each(|_| use_all(&pages));
+    let over = AtomicBool::new(false);
+    let before = waits()?;
+    let taken = std::thread::scope(|scope| -> Result<Vec<u64>> {
+        scope.spawn(|| {
+            for part in pages.chunks(pages.len().div_ceil(PARTS).max(1)).cycle().take_while(|_| !over.load(Relaxed)) {
+                use_all(part);
+                std::thread::sleep(ROUND / PARTS as u32);
+            }
+        });
+        let small = scope.spawn(|| -> Result<Vec<u64>> {
+            let mut taken = Vec::new();
+            while !over.load(Relaxed) {
+                let begin = now_ns();
+                let block = Block::new(Origin::Map, SMALL)?.without_huge_pages();
+                block.touch();
+                drop(block);
+                taken.push(now_ns() - begin);
+                std::thread::sleep(EACH);
+            }
+            Ok(taken)
+        });
+        say("")?;
+        until_the_end(input)?;
+        over.store(true, Relaxed);
+        small.join().unwrap_or_else(|_| bail!("a thread panicked"))
+    })?;
+    say(waits()? - before)?;
+    say(slowest_of_thousand(taken).context("nothing was allocated")? as f64 / 1e3)
+}
+
+fn use_all(pages: &[usize]) {
+    for &page in pages {
+        // SAFETY: a page of the mapping, which is there as long as its user; the file is not made shorter.
+        black_box(unsafe { std::ptr::read_volatile(page as *const u8) });
+    }
+}
+
+/// How often this process had to wait for a disk.
+fn waits() -> Result<i64> {
+    // SAFETY: all zeroes is a valid `rusage`.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: a place for the result.
+    if unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) } != 0 {
+        return Err(std::io::Error::last_os_error()).context("getrusage");
+    }
+    Ok(usage.ru_majflt)
+}
+
+/// What 999 of 1,000 are at most.
+fn slowest_of_thousand(mut samples: Vec<u64>) -> Option<u64> {
+    samples.sort_unstable();
+    samples.get((samples.len() * 999).div_ceil(1000).checked_sub(1)?).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_thousand_the_slowest_is_left_out() {
+        assert_eq!(slowest_of_thousand(Vec::new()), None);
+        assert_eq!(slowest_of_thousand(vec![7]), Some(7));
+        assert_eq!(slowest_of_thousand((1..=1000).rev().collect()), Some(999));
+        assert_eq!(slowest_of_thousand((1..=3000).collect()), Some(2997));
+    }
+
+    #[test]
+    fn a_file_that_is_in_memory_is_not_waited_for() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), vec![1; 3 * PAGE_SIZE]).unwrap();
+        run(file.path(), &b""[..]).unwrap_or_else(|error| assert!(error.to_string().contains("nothing"), "{error}"));
+        assert!(run(Path::new("/nonexistent"), &b""[..]).is_err());
+    }
+}
