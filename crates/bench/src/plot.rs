@@ -101,10 +101,10 @@ mod tests {
     fn a_case_is_one_panel_with_ours_first() {
         let panels = panels(&rows());
         let names = |panel: &Panel| panel.bars.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-        assert_eq!(panels.iter().map(names).collect::<Vec<_>>(), [
-            vec!["pagecrew", "stock", "static 200"],
-            vec!["pagecrew", "stock"]
-        ]);
+        assert_eq!(
+            panels.iter().map(names).collect::<Vec<_>>(),
+            [vec!["pagecrew", "stock", "static 200"], vec!["pagecrew", "stock"]]
+        );
         assert_eq!(panels[1].title, "reclaim: 8 readers: <time> (s)");
         assert_eq!([0.0, 1.0, 2.0, 3.0].map(|value| length(value, 2.0, 100)), [0, 50, 100, 100]);
         assert_eq!(length(0.0, 0.0, 100), 0);

@@ -497,7 +497,7 @@ impl Core {
         self.options.huge_pages
             && keeps
             && !self.cramped()
-            && self.density.wants_huge_pages(len, self.in_use(), |span| self.first_use(span))
+            && self.density.wants_huge_pages(len, || self.in_use(), |span| self.first_use(span))
     }
 
     /// Whether a span that was address space when it was handed out lies in memory with huge pages; `None` if its first user has it no more.
@@ -640,9 +640,8 @@ impl Core {
         }
         let cpu = self.caches.here();
         let long = inner.map.is_long(request.len);
-        let waits = request.class != 0
-            && (!long || inner.reuse.long_goes_out(cpu))
-            && inner.reuse.may_wait(cpu, request.class);
+        let waits =
+            request.class != 0 && (!long || inner.reuse.long_goes_out(cpu)) && inner.reuse.may_wait(cpu, request.class);
         if request.class != 0 && !waits {
             inner.map.take_class(grant.offset);
         }
@@ -891,11 +890,16 @@ impl Core {
     fn drain_here(&self) -> bool {
         let cpu = self.caches.here();
         self.sum_up(cpu);
-        let release = |page| {
+        // Of the zones of one node, since only its spans wait here.
+        let mut went = [0; 2];
+        let any = self.caches.drain_here(|page| {
             let (zone, len) = self.release_cached(page);
-            self.caches.note_drained(cpu, zone % 2, len);
-        };
-        self.caches.drain_here(release) > 0
+            went[zone % 2] += len;
+        }) > 0;
+        for (kind, len) in went.into_iter().enumerate().filter(|&(_, len)| len > 0) {
+            self.caches.note_drained(cpu, kind, len);
+        }
+        any
     }
 
     /// Gives the span that begins at `page` of the arena, and came out of a cache, back to its zone. Returns the number of the node's first

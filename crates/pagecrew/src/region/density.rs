@@ -113,7 +113,12 @@ impl Density {
 
     /// Whether a span of `len` bytes should come from memory with huge pages, in a program that has `in_use` bytes in use. `first_use` says
     /// of a span whether its first user still has it, and with huge pages or not.
-    pub fn wants_huge_pages(&self, len: usize, in_use: usize, first_use: impl Fn(Range) -> Option<bool>) -> bool {
+    pub fn wants_huge_pages(
+        &self,
+        len: usize,
+        in_use: impl FnOnce() -> usize,
+        first_use: impl Fn(Range) -> Option<bool>,
+    ) -> bool {
         let kind = kind_of(len);
         let verdict = |kind: usize| self.kinds.get(kind).map_or(UNKNOWN, |kind| kind.verdict.load(Relaxed));
         match verdict(kind) {
@@ -128,9 +133,9 @@ impl Density {
             // A size that comes up seldom is probably used as those next to it.
             UNKNOWN => {
                 let beside = [kind.wrapping_sub(1), kind + 1].map(verdict);
-                beside.contains(&DENSE) && !beside.contains(&THIN) && !beside.contains(&DOUBTFUL) && in_use >= WORTH
+                beside.contains(&DENSE) && !beside.contains(&THIN) && !beside.contains(&DOUBTFUL) && in_use() >= WORTH
             }
-            verdict => verdict == DENSE && (len >= ALIGNED_LEAST || in_use >= WORTH),
+            verdict => verdict == DENSE && (len >= ALIGNED_LEAST || in_use() >= WORTH),
         }
     }
 
@@ -302,28 +307,28 @@ mod tests {
     fn a_size_that_is_touched_whole_gets_huge_pages_with_its_second_span() {
         let density = Density::new();
         let size = 4 << 20;
-        assert!(!density.wants_huge_pages(size, 1 << 30, nobody));
+        assert!(!density.wants_huge_pages(size, || 1 << 30, nobody));
         let (first, second) = (span(size, false), span(size, false));
         density.handed_out(first, nobody);
         touch(first, PAGE_SIZE);
         let somebody_elses = Density::new();
         somebody_elses.handed_out(first, nobody);
         somebody_elses.handed_out(second, nobody);
-        assert!(!somebody_elses.wants_huge_pages(size, 1 << 30, nobody));
+        assert!(!somebody_elses.wants_huge_pages(size, || 1 << 30, nobody));
         density.handed_out(second, |seen| (seen == first).then_some(false));
-        assert!(density.wants_huge_pages(size, 1 << 30, nobody));
-        assert!(!density.wants_huge_pages(size, 1 << 20, nobody), "not in a small program");
-        assert!(!density.wants_huge_pages(16 << 20, 1 << 30, nobody), "not of another size");
+        assert!(density.wants_huge_pages(size, || 1 << 30, nobody));
+        assert!(!density.wants_huge_pages(size, || 1 << 20, nobody), "not in a small program");
+        assert!(!density.wants_huge_pages(16 << 20, || 1 << 30, nobody), "not of another size");
     }
 
     #[test]
     fn a_size_that_nothing_is_known_of_is_believed_to_be_used_as_those_next_to_it() {
         let density = Density::new();
         let know = |len: usize, pages: usize| density.note(len, Touched { pages, of: 100 });
-        let wants = |len: usize| density.wants_huge_pages(len, 1 << 30, nobody);
+        let wants = |len: usize| density.wants_huge_pages(len, || 1 << 30, nobody);
         know(4 << 20, 90);
         assert_eq!([1, 2, 4, 8, 16].map(|mebibytes| wants(mebibytes << 20)), [false, true, true, true, false]);
-        assert!(!density.wants_huge_pages(8 << 20, 1 << 20, nobody), "not in a small program");
+        assert!(!density.wants_huge_pages(8 << 20, || 1 << 20, nobody), "not in a small program");
         know(16 << 20, 10);
         assert_eq!([8, 16].map(|mebibytes| wants(mebibytes << 20)), [false; 2], "they differ");
         know(8 << 20, 90);
@@ -338,7 +343,7 @@ mod tests {
         touch(span, 4 << 20);
         // SAFETY: the test's own span.
         unsafe { density.taken_back(span, false) };
-        assert!(!density.wants_huge_pages(span.len, 1 << 30, nobody));
+        assert!(!density.wants_huge_pages(span.len, || 1 << 30, nobody));
         assert_eq!(resident(span), Touched { pages: 2, of: 4 * 512 });
     }
 
@@ -346,17 +351,17 @@ mod tests {
     fn thin_use_of_huge_pages_is_seen_when_the_span_comes_back() {
         let density = Density::new();
         let size = 64 << 20;
-        assert!(density.wants_huge_pages(size, 0, nobody), "very large ones begin with huge pages");
+        assert!(density.wants_huge_pages(size, || 0, nobody), "very large ones begin with huge pages");
         let sparse = span(size, true);
         touch(sparse, 1 << 20);
         // SAFETY: the test's own span.
         unsafe { density.taken_back(sparse, true) };
-        assert!(!density.wants_huge_pages(size, 1 << 30, nobody));
+        assert!(!density.wants_huge_pages(size, || 1 << 30, nobody));
         let dense = span(size, true);
         touch(dense, 512);
         // SAFETY: as above.
         unsafe { density.taken_back(dense, true) };
-        assert!(density.wants_huge_pages(size, 1 << 30, nobody));
+        assert!(density.wants_huge_pages(size, || 1 << 30, nobody));
     }
 
     #[test]
@@ -364,7 +369,7 @@ mod tests {
         for size in [4 << 20, 64 << 20] {
             let density = Density::new();
             density.note(size, Touched { pages: 1, of: 1 });
-            let wants = || density.wants_huge_pages(size, 1 << 30, nobody);
+            let wants = || density.wants_huge_pages(size, || 1 << 30, nobody);
             for _ in 0..8 {
                 density.handed_out(span(size, true), nobody);
             }
@@ -375,7 +380,7 @@ mod tests {
             // SAFETY: as above.
             unsafe { density.taken_back(zeroes, true) };
             assert!(!wants());
-            let beside = |len: usize| density.wants_huge_pages(len, 1 << 30, nobody);
+            let beside = |len: usize| density.wants_huge_pages(len, || 1 << 30, nobody);
             density.note(size / 4, Touched { pages: 1, of: 1 });
             assert!(!beside(size / 2), "one of its neighbours may be thin");
             let small = span(size, false);
@@ -391,7 +396,7 @@ mod tests {
     fn what_is_thin_indeed_stays_with_small_pages() {
         let density = Density::new();
         let size = 64 << 20;
-        let wants = || density.wants_huge_pages(size, 1 << 30, nobody);
+        let wants = || density.wants_huge_pages(size, || 1 << 30, nobody);
         let (first, second) = (span(size, true), span(size, false));
         // SAFETY: the test's own span.
         unsafe { density.taken_back(first, true) };
@@ -418,7 +423,7 @@ mod tests {
         let (zeroes, small) = (span(size, true), span(size, false));
         touch(small, PAGE_SIZE);
         let huge = |_| {
-            let huge = density.wants_huge_pages(size, 1 << 30, nobody);
+            let huge = density.wants_huge_pages(size, || 1 << 30, nobody);
             if huge {
                 // SAFETY: the test's own span.
                 unsafe { density.taken_back(zeroes, true) };
@@ -435,7 +440,7 @@ mod tests {
         let density = Density::new();
         let size = 64 << 20;
         let his = |huge| move |_| Some(huge);
-        let wants = |huge| density.wants_huge_pages(size, 1 << 30, his(huge));
+        let wants = |huge| density.wants_huge_pages(size, || 1 << 30, his(huge));
         let first = span(size, true);
         density.handed_out(first, nobody);
         assert!(wants(true), "nothing of it is touched");
@@ -450,11 +455,11 @@ mod tests {
         touch(Range { len: HUGE_PAGE_SIZE, ..mostly }, HUGE_PAGE_SIZE);
         touch(Range { start: mostly.start + 2 * HUGE_PAGE_SIZE, len: size - 2 * HUGE_PAGE_SIZE }, HUGE_PAGE_SIZE);
         assert!(!has_jumps(mostly), "there are some, but most of it has pages");
-        let wants = |huge| density.wants_huge_pages(size, 1 << 30, his(huge));
+        let wants = |huge| density.wants_huge_pages(size, || 1 << 30, his(huge));
         assert!(!wants(true));
         assert!(!wants(false), "the next one has small pages, and so have those after it");
-        assert!(density.wants_huge_pages(size, 1 << 30, nobody), "somebody else's by now");
-        assert!(density.wants_huge_pages(4 * size, 1 << 30, his(true)), "another size");
+        assert!(density.wants_huge_pages(size, || 1 << 30, nobody), "somebody else's by now");
+        assert!(density.wants_huge_pages(4 * size, || 1 << 30, his(true)), "another size");
         touch(sparse, HUGE_PAGE_SIZE);
         assert!(wants(true), "it came to be used everywhere");
         assert!(!wants(false), "of one with small pages, a page here and there doesn't say that");
@@ -534,10 +539,10 @@ mod tests {
         let first = span(size, false);
         density.handed_out(first, |_| Some(false));
         density.handed_out(span(size, false), |seen| (seen == first).then_some(false));
-        assert!(!density.wants_huge_pages(size, 1 << 30, nobody));
+        assert!(!density.wants_huge_pages(size, || 1 << 30, nobody));
         touch(first, PAGE_SIZE);
         density.handed_out(span(size, false), |seen| (seen == first).then_some(false));
-        assert!(density.wants_huge_pages(size, 1 << 30, nobody));
+        assert!(density.wants_huge_pages(size, || 1 << 30, nobody));
     }
 
     #[test]

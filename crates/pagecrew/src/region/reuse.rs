@@ -129,13 +129,14 @@ mod tests {
         // Two threads, of which one in `every` times one is between the other's free and its next request.
         let meet = |every: usize| {
             let mut reuse = Reuse::new(2);
-            (0..1000).map(|round| {
-                reuse.long_came_back(usize::from(round % every == 0));
-                reuse.long_goes_out(0)
-            })
-            .skip(500)
-            .filter(|&meet| meet)
-            .count()
+            (0..1000)
+                .map(|round| {
+                    reuse.long_came_back(usize::from(round % every == 0));
+                    reuse.long_goes_out(0)
+                })
+                .skip(500)
+                .filter(|&meet| meet)
+                .count()
         };
         assert_eq!([meet(2), meet(5), meet(1000)], [500, 500, 0]);
         assert!(meet(9) <= 250, "{}", meet(9));

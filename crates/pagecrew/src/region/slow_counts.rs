@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// What was counted is added to the counters after so many calls, or bytes.
 const CALLS: u32 = 64;
-const BYTES: u64 = 4 << 20;
+const BYTES: u64 = 64 << 20;
 
 /// What was counted on a CPU. An update that is lost to a thread that was moved here meanwhile makes a number for people wrong by one.
 #[derive(Default)]

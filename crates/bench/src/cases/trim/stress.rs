@@ -2,11 +2,11 @@
 //! large as what its control group may use, while it touches a twelfth of them.
 
 use super::command::Watch;
-use crate::group::Hierarchy;
 use super::{BENCH, OURS};
 use crate::cases::Setting;
 use crate::contest::{Rounds, alternate, column};
 use crate::contestant::Contestant;
+use crate::group::Hierarchy;
 use crate::kept::Kept;
 use crate::machine;
 use crate::program::{Running, worker};
