@@ -21,11 +21,15 @@ can_limit() {
 # In front of a command: as an ordinary user.
 somebody=(setpriv --reuid 65534 --regid 65534 --clear-groups)
 
-# has_limits UNIT PROCESS: that process has the capabilities that the unit leaves and no others, and filters.
+# has_limits UNIT PROCESS [CAPABILITY]: that process has the capabilities that the unit leaves and no others, and filters. The one with that
+# number it has given up, in all threads.
 has_limits() {
-    local bounding status=/proc/$2/status
+    local bounding has status=/proc/$2/status
     bounding=$(python3 "$limits_of_unit" "$1" --bounding)
-    [ "$(awk '/^Cap(Prm|Eff|Bnd):/ { print $2 }' "$status" | sort -u)" = "$bounding" ] || fail "not $bounding: $(grep Cap "$status")"
+    [ "$(awk '/^CapBnd:/ { print $2 }' "$status")" = "$bounding" ] || fail "not $bounding: $(grep Cap "$status")"
+    has=$bounding
+    if [ -n "${3:-}" ]; then has=$(printf '%016x' $((0x$bounding & ~(1 << $3)))); fi
+    [ "$(awk '/^Cap(Prm|Eff):/ { print $2 }' "/proc/$2/task"/*/status | sort -u)" = "$has" ] || fail "not $has: $(grep -h Cap "/proc/$2/task"/*/status)"
     [ "$(awk '/^(NoNewPrivs|Seccomp):/ { print $2 }' "$status" | tr '\n' ' ')" = "1 2 " ] || fail "no filters: $(cat "$status")"
 }
 
@@ -275,8 +279,8 @@ units_reclaim() {
     service=$!
     eventually grep -q 'waiting for demand' "$work/log" || fail "$(cat "$work/log")"
     guard=$(pgrep -P "$service") || fail "there is no guard"
-    has_limits "$reclaim_unit" "$service"
-    has_limits "$reclaim_unit" "$guard"
+    has_limits "$reclaim_unit" "$service" 21
+    has_limits "$reclaim_unit" "$guard" 21
     scrape "$work/log" pagecrew_reclaim_factor
     kill -HUP "$service"
     eventually grep -q 'settings were read again' "$work/log" || fail "no reload: $(cat "$work/log")"
@@ -300,7 +304,7 @@ for group, calls in limits_of_unit.GROUPS.items():
     assert listed and not more, (group, more)
 PYTHON
     if ! systemd-analyze security --help 2>/dev/null | grep -q -e --offline; then skip "this systemd-analyze has no --offline"; fi
-    for unit in "$pool_unit 45" "$trim_unit 26" "$reclaim_unit 26"; do
+    for unit in "$pool_unit 45" "$trim_unit 26" "$reclaim_unit 28"; do
         most=${unit##* } unit=${unit% *}
         copy=$work/$(basename "$unit")
         # The command is not installed here.

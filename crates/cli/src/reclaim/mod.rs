@@ -12,6 +12,7 @@ use crate::values::parse_percent;
 use config::Config;
 use metrics::Board;
 use pagecrew::control::lead::Cause;
+use pagecrew::reclaim::support::Threads;
 use pagecrew::reclaim::{Event, Options, ReclaimError, Reclaimer, Standing};
 use pagecrew::units::Bytes;
 use serde_json::Value;
@@ -86,8 +87,10 @@ impl From<ReclaimError> for Failure {
 /// `pagecrew reclaim`.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let mut job = read(arguments)?;
+    // Before there are threads, which would keep the rights that only this takes.
+    let threads = Threads::listen().map_err(ReclaimError::from)?;
     let service = Service::begin()?;
-    let mut reclaimer = Reclaimer::new(job.options)?;
+    let mut reclaimer = Reclaimer::new(threads, job.options)?;
     if reclaimer.found_one_left() {
         note("vm.watermark_scale_factor was as a killed pagecrew reclaim had left it, and was put back first");
     }

@@ -3,7 +3,7 @@
 use super::factor::{Factor, FactorError};
 use super::looks::{Found, Looks};
 use super::plan::Plan;
-use super::support::{self, Thread, Unsupported};
+use super::support::{Thread, Threads, Unsupported};
 use super::watermarks::Watermarks;
 use crate::control::lead::Cause;
 use crate::stats::figures;
@@ -99,6 +99,12 @@ impl fmt::Display for ReclaimError {
 
 impl std::error::Error for ReclaimError {}
 
+impl From<Unsupported> for ReclaimError {
+    fn from(error: Unsupported) -> ReclaimError {
+        ReclaimError::Unsupported(error)
+    }
+}
+
 impl From<FactorError> for ReclaimError {
     fn from(error: FactorError) -> ReclaimError {
         ReclaimError::Factor(error)
@@ -151,10 +157,9 @@ impl Reclaimer {
     ///
     /// # Errors
     /// See [`ReclaimError`].
-    pub fn new(options: Options) -> Result<Reclaimer, ReclaimError> {
-        let threads = support::attempt().map_err(ReclaimError::Unsupported)?;
+    pub fn new(threads: Threads, options: Options) -> Result<Reclaimer, ReclaimError> {
         let mut nodes: Vec<Node> =
-            threads.into_iter().map(|thread| Node { thread, last: Found { free: 0, busy_ns: 0 } }).collect();
+            threads.0.into_iter().map(|thread| Node { thread, last: Found { free: 0, busy_ns: 0 } }).collect();
         let factor = Factor::take()?;
         let own = factor.before();
         let _ = sched::set_real_time(RUNS_MOST);

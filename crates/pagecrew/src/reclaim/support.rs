@@ -1,9 +1,9 @@
 //! Whether it can be done here.
 
 use super::factor::PATH;
-use crate::sys::Errno;
 use crate::sys::tracepoint::{self, Tracepoint};
 use crate::sys::vmstat;
+use crate::sys::{Errno, rights};
 use std::fmt;
 
 /// Where a thread of the kernel comes by when its node's free memory has come to the low watermark.
@@ -67,4 +67,22 @@ pub fn attempt() -> Result<Vec<Thread>, Unsupported> {
     let opened = std::fs::OpenOptions::new().write(true).open(PATH);
     opened.map_err(|error| Unsupported::Setting(error.into()))?;
     Ok(threads)
+}
+
+/// The kernel's threads, for a [`Reclaimer`](super::Reclaimer).
+#[derive(Debug)]
+pub struct Threads(pub(super) Vec<Thread>);
+
+impl Threads {
+    /// Begins to listen when they wake up, which on some kernels takes `CAP_SYS_ADMIN` (before 5.8; Debian's 6.1), and gives that right up: to be
+    /// called before there are other threads, which would keep it.
+    ///
+    /// # Errors
+    /// See [`Unsupported`].
+    pub fn listen() -> Result<Threads, Unsupported> {
+        let threads = attempt()?;
+        // Where it can't be given up, it was not needed more than before.
+        let _ = rights::give_up_admin();
+        Ok(Threads(threads))
+    }
 }

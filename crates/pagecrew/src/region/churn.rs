@@ -217,14 +217,14 @@ mod tests {
     fn room_fades_in_a_hundred_and_twenty_eight_windows_where_little_comes_back() {
         let granted = || {
             let churn = Churn::default();
-            churn.look(128 * M, 100 * MS);
+            churn.look(most(128 * M, 1), 100 * MS);
             churn.extra.store(16 * M, Relaxed);
             churn
         };
         let left = |touched: usize, elapsed: u64| {
             let churn = granted();
             churn.seen.store(touched, Relaxed);
-            churn.look(128 * M, 100 * MS + elapsed);
+            churn.look(most(128 * M, 1), 100 * MS + elapsed);
             churn.extra()
         };
         let step = 16 * M / 128;

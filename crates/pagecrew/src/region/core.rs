@@ -35,6 +35,9 @@ const PARKED: usize = 64;
 /// No more than this is moved to one new span: the caller may not touch all of it.
 const TRANSFER_MOST: usize = 64 << 20;
 
+/// Longer spans all come from the first lane: what a program does with more memory costs it more than a lock, and in one zone more of it fits.
+const LANES_MOST: usize = 16 << 20;
+
 /// What a zone of a lane may lack in the region's sums: this part of the program's peak, and no more than that.
 const UNSUMMED_SHARE: usize = 64;
 const UNSUMMED_MOST: usize = 8 << 20;
@@ -517,8 +520,7 @@ impl Core {
         let align = if huge && len >= ALIGNED_LEAST { need.align.max(HUGE_PAGE_SIZE) } else { need.align };
         let request = |fresh| Request { len, align, want, class, revocable: self.can_revoke(), fresh, transfer: 0 };
         let own = need.node.unwrap_or_else(|| self.node(topology));
-        // What a program does with more memory costs it more than a lock, and in one zone more of it fits.
-        let lane = if len <= HUGE_PAGE_SIZE { self.lanes.of(self.caches.here()) } else { 0 };
+        let lane = if len <= LANES_MOST { self.lanes.of(self.caches.here()) } else { 0 };
         let lanes = self.lanes.count();
         // The lanes from the CPU's own on.
         let zone = |node: usize, step: usize, huge: bool| {
@@ -626,7 +628,7 @@ impl Core {
             return false;
         }
         let guard = match wait {
-            true if request.len <= HUGE_PAGE_SIZE => self.lock_on_this_cpu(zone),
+            true if request.len <= LANES_MOST => self.lock_on_this_cpu(zone),
             true => zone.lock_unless(&self.forking),
             false => zone.try_lock(),
         };

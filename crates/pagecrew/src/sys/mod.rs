@@ -19,6 +19,7 @@ mod page_size;
 pub mod pagemap;
 pub mod process;
 pub mod procfs;
+pub mod rights;
 pub mod rseq;
 pub mod sched;
 pub mod seqpacket;
