@@ -64,7 +64,7 @@ impl Report {
     }
 
     /// All rows so far.
-    pub fn rows(&self) -> &[Row] {
+    pub fn all(&self) -> &[Row] {
         &self.all
     }
 

@@ -78,7 +78,7 @@ pub fn run(options: &Options) -> Result<()> {
         }
         report.table(name)?;
     }
-    options.plot.as_ref().map_or(Ok(()), |path| plot::draw(path, report.rows()))
+    options.plot.as_ref().map_or(Ok(()), |path| plot::draw(path, report.all()))
 }
 
 #[cfg(test)]
