@@ -44,7 +44,7 @@ const CLOSELY_CALLS: usize = 8;
 const CLOSELY_PAGES: usize = TALLY_PAGES / CLOSELY_CALLS;
 const _: () = assert!(CLOSELY_CALLS.is_power_of_two() && TALLY_CALLS.is_multiple_of(CLOSELY_CALLS));
 
-/// And pages by which what the stacks hold is more or less than that, from which on the slow path adds them first: 2 MiB.
+/// And pages that were taken or put in, from which on the slow path adds them first: 2 MiB.
 const BEHIND_PAGES: usize = (2 << 20) / PAGE_SIZE;
 
 fn calls(counted: usize) -> usize {
@@ -301,13 +301,11 @@ impl CpuCaches {
         page < self.map.pages() && (page * PAGE_SIZE) >> self.node_shift == node as usize
     }
 
-    /// Whether `cpu` holds so much more or less than at the last tally that whoever looks at the sums should have that added first.
+    /// Whether so much was counted on `cpu` since the last tally that whoever looks at the sums should have it added first. What was taken and
+    /// put in counts, not only what that leaves: a tally that meets a thread in the middle of counting may count all of it twice.
     pub(super) fn is_behind(&self, cpu: usize) -> bool {
-        let counts = &self.stacks.line(cpu).counts;
-        [0, 1].into_iter().any(|kind| {
-            let [taken, put] = [TAKEN, PUT].map(|counter| counts[counter + kind].load(Relaxed));
-            put.wrapping_sub(taken).cast_signed().unsigned_abs() >= BEHIND_PAGES << CALLS
-        })
+        let counts = &self.stacks.line(cpu).counts[TAKEN..HELD];
+        counts.iter().any(|counter| counter.load(Relaxed) >= BEHIND_PAGES << CALLS)
     }
 
     /// What was counted on `cpu` since the last call; `None` for nothing.

@@ -436,11 +436,22 @@ impl Core {
             }
             return;
         }
-        self.sum_up_zone(zone, inner);
+        self.add_to_sums(zone, inner);
+        let in_use = self.in_use();
+        if in_use > self.retention.peak_in_use() && self.lanes.used() > 1 {
+            // A peak is for good: what others lack is added first, where nobody is at it.
+            for zone in self.zones.iter().filter(|zone| zone.unsummed.load(Ordering::Relaxed)) {
+                if let Some(mut inner) = zone.try_lock() {
+                    zone.unsummed.store(false, Ordering::Relaxed);
+                    self.add_to_sums(zone, &mut inner);
+                }
+            }
+        }
+        self.retention.note(self.retained(), self.in_use());
     }
 
     /// Adds to the region's sums what has changed in a zone since that was done last.
-    fn sum_up_zone(&self, zone: &Zone, inner: &mut Inner) {
+    fn add_to_sums(&self, zone: &Zone, inner: &mut Inner) {
         let (retained, discarding, used) = (inner.map.retained(), inner.map.discarding(), inner.map.used());
         // Wrapping: the sums of differences are right whatever their order.
         let moved = |sum: &AtomicUsize, now: usize, before: usize| {
@@ -453,14 +464,14 @@ impl Core {
         moved(&self.sums.discarding, discarding, inner.discarding);
         moved(&self.sums.used, used, inner.used);
         (inner.retained, inner.discarding, inner.used) = (retained, discarding, used);
-        self.retention.note(self.retained(), self.in_use());
     }
 
-    /// As [`Core::sum_up_zone`] for those of which something is missing.
+    /// As [`Core::add_to_sums`] for all zones of which something is missing.
     fn sum_up_zones(&self) {
         for zone in self.zones.iter().filter(|zone| zone.unsummed.swap(false, Ordering::Relaxed)) {
-            self.sum_up_zone(zone, &mut zone.lock());
+            self.add_to_sums(zone, &mut zone.lock());
         }
+        self.retention.note(self.retained(), self.in_use());
     }
 
     /// The lane of its node that a zone belongs to.
