@@ -92,7 +92,9 @@ fn ask<S: Read + Write>(
         limit(stream, left()?)?;
         match stream.read(&mut room) {
             Ok(0) => return Ok(answer),
-            Ok(count) if answer.len() + count > ANSWER_MOST => return Err(NoMetrics::Wrong("the answer is too long".into())),
+            Ok(count) if answer.len() + count > ANSWER_MOST => {
+                return Err(NoMetrics::Wrong("the answer is too long".into()));
+            }
             Ok(count) => answer.extend_from_slice(&room[..count]),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error.into()),

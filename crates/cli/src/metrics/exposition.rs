@@ -109,7 +109,8 @@ fn number(text: &str) -> Option<f64> {
 
 fn is_name(text: &str) -> bool {
     let letter = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_' || byte == b':';
-    text.bytes().enumerate().all(|(place, byte)| letter(byte) || (place > 0 && byte.is_ascii_digit())) && !text.is_empty()
+    text.bytes().enumerate().all(|(place, byte)| letter(byte) || (place > 0 && byte.is_ascii_digit()))
+        && !text.is_empty()
 }
 
 #[cfg(test)]
@@ -140,7 +141,13 @@ mod tests {
 
     #[test]
     fn nothing_else_is_an_exposition() {
-        for good in ["# EOF\n", "a 1\n# EOF\n", "a{b=\"c\",d=\"\"} -1.5e3\n# EOF\n", "a{} 1\n# EOF\n", "# TYPE a gauge\n# EOF\n"] {
+        for good in [
+            "# EOF\n",
+            "a 1\n# EOF\n",
+            "a{b=\"c\",d=\"\"} -1.5e3\n# EOF\n",
+            "a{} 1\n# EOF\n",
+            "# TYPE a gauge\n# EOF\n",
+        ] {
             assert!(Exposition::parse(good).is_ok(), "{good}");
         }
         for bad in [

@@ -22,7 +22,8 @@ pub fn document(model: &Model, since_1970: u64) -> Value {
         })
     });
     let pressure = Resource::ALL.into_iter().enumerate().map(|(index, resource)| {
-        let value = sample.pressure[index].as_ref().map(|now| pressure(now, model.some[index].last(), model.full[index]));
+        let value =
+            sample.pressure[index].as_ref().map(|now| pressure(now, model.some[index].last(), model.full[index]));
         (resource.name().to_owned(), value.into())
     });
     let counters = Count::ALL.map(|count| (count.key().to_owned(), count.of(&sample.activity).into()));
@@ -144,7 +145,10 @@ mod tests {
         assert_eq!(document["kswapds"][1]["busy_ratio"], 0.25);
         assert_eq!(document["programs"][2]["in_use_bytes"], 3 << 20);
         assert_eq!(document["programs"][2]["counters"]["discarded_in_background_bytes"], 3 << 20);
-        assert_eq!((&document["huge_pages"]["denied"], &document["huge_pages"]["candidates"][0]["pid"]), (&12.into(), &1.into()));
+        assert_eq!(
+            (&document["huge_pages"]["denied"], &document["huge_pages"]["candidates"][0]["pid"]),
+            (&12.into(), &1.into())
+        );
         assert_eq!((&document["trim"]["figures"]["members"], &document["trim"]["state"]), (&3.into(), &"here".into()));
         assert_eq!(document["reclaim"]["figures"]["lead_seconds"], 0.05);
         assert_eq!(document["pool"]["status"]["ready_bytes"], 12_u64 << 30);
@@ -159,7 +163,9 @@ mod tests {
         let (none, some) = (document(&Model::default(), 0), document(&model(1, 1), 0));
         assert_eq!(keys(&none), keys(&some));
         assert_eq!(keys(&none["counters"]), keys(&some["counters"]));
-        assert!(none["memory"].is_null() && none["pressure"]["memory"].is_null() && none["per_second"]["stalls"].is_null());
+        assert!(
+            none["memory"].is_null() && none["pressure"]["memory"].is_null() && none["per_second"]["stalls"].is_null()
+        );
         assert_eq!((&none["trim"]["state"], &none["pool"]["state"]), (&"not asked".into(), &"not asked".into()));
         let mut model = model(0, 0);
         model.answers.pool = Service::Silent;

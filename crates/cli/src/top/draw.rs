@@ -121,8 +121,8 @@ fn style(tone: Tone, colour: bool) -> Style {
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::made_up::model;
     use super::super::keys::Key;
+    use super::super::model::made_up::model;
     use super::*;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -190,7 +190,7 @@ mod tests {
     fn small_terminals_have_the_numbers_of_the_other_views() {
         let lines = shown(&model(8, 1000), &of(View::Programs), 40, 10);
         assert_eq!(lines[0], " 1  2  3 [4 Programs] 5  6  7       host");
-        assert_eq!(lines[3], " pid  name        in use▾    dirty");
+        assert_eq!(lines[3], " pid  name        in use▾     dirty");
         assert!(lines[4].starts_with("1000  a program  1000 MiB"), "{lines:?}");
         assert!(lines[9].ends_with("1-5 of 1000") && lines[9].starts_with("1-7 view"), "{lines:?}");
     }
@@ -218,7 +218,8 @@ mod tests {
         let model = model(2, 3);
         let colours = |ability| {
             let (buffer, _) = drawn(&model, &Screen::default(), 80, 24, ability);
-            let coloured = buffer.content.iter().filter(|cell| cell.fg != Color::Reset || cell.bg != Color::Reset).count();
+            let coloured =
+                buffer.content.iter().filter(|cell| cell.fg != Color::Reset || cell.bg != Color::Reset).count();
             (coloured, lines(&buffer))
         };
         let (none, plain) = colours(PLAIN);
@@ -234,6 +235,9 @@ mod tests {
         assert!(shown(&model(1, 0), &screen, 120, 24)[0].ends_with("held (space goes on)"));
         let screen = Screen { help: true, ..Screen::default() };
         let lines = shown(&model(1, 0), &screen, 80, 24);
-        assert!(lines.iter().any(|line| line.contains("Ctrl-Z")) && lines.iter().all(|line| !line.contains("MiB")), "{lines:?}");
+        assert!(
+            lines.iter().any(|line| line.contains("Ctrl-Z")) && lines.iter().all(|line| !line.contains("MiB")),
+            "{lines:?}"
+        );
     }
 }

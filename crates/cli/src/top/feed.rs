@@ -2,16 +2,14 @@
 
 use super::service::Service;
 use pagecrew::sys::clock::now_ns;
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Longer than whoever is asked may take without being called silent.
-const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The thread, and what it was answered last.
 pub struct Feed<T> {
     asks: SyncSender<()>,
+    patience: Duration,
     slot: Arc<(Mutex<Slot<T>>, Condvar)>,
 }
 
@@ -23,9 +21,15 @@ struct Slot<T> {
 }
 
 impl<T: Clone + Send + 'static> Feed<T> {
-    /// Starts the thread, which asks `source` whenever it is told to. It ends with this, or with the process.
-    pub fn start(name: &str, mut source: impl FnMut() -> Service<T> + Send + 'static) -> std::io::Result<Feed<T>> {
-        let slot = Arc::new((Mutex::new(Slot { answer: Service::NotAsked, asked_ns: None, answers: 0 }), Condvar::new()));
+    /// Starts the thread, which asks `source` whenever it is told to. Who takes longer than `patience` is called silent. It ends with this, or with
+    /// the process.
+    pub fn start(
+        name: &str,
+        patience: Duration,
+        mut source: impl FnMut() -> Service<T> + Send + 'static,
+    ) -> std::io::Result<Feed<T>> {
+        let slot =
+            Arc::new((Mutex::new(Slot { answer: Service::NotAsked, asked_ns: None, answers: 0 }), Condvar::new()));
         let (asks, questions) = sync_channel(1);
         let shared = slot.clone();
         let body = move || {
@@ -40,23 +44,19 @@ impl<T: Clone + Send + 'static> Feed<T> {
             }
         };
         std::thread::Builder::new().name(name.into()).stack_size(512 << 10).spawn(body)?;
-        Ok(Feed { asks, slot })
+        Ok(Feed { asks, patience, slot })
     }
 
     /// Has it ask once more, unless it is still at it.
     pub fn ask(&self) {
-        match self.asks.try_send(()) {
-            Ok(()) | Err(TrySendError::Full(())) => {}
-            // It has panicked, which ends the process.
-            Err(TrySendError::Disconnected(())) => {}
-        }
+        let _ = self.asks.try_send(());
     }
 
     /// What it was answered last.
     pub fn latest(&self) -> Service<T> {
         let slot = self.slot.0.lock().unwrap_or_else(PoisonError::into_inner);
         match slot.asked_ns {
-            Some(asked) if now_ns().saturating_sub(asked) > PATIENCE.as_nanos() as u64 => Service::Silent,
+            Some(asked) if u128::from(now_ns().saturating_sub(asked)) > self.patience.as_nanos() => Service::Silent,
             _ => slot.answer.clone(),
         }
     }
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn the_last_answer_is_there_and_nobody_waits_for_the_next_one() {
         let (go, gone) = channel::<u32>();
-        let feed = Feed::start("test", move || gone.recv().map_or(Service::Silent, Service::Here)).unwrap();
+        let feed = Feed::start("test", SOON, move || gone.recv().map_or(Service::Silent, Service::Here)).unwrap();
         assert_eq!(feed.latest(), Service::NotAsked);
         feed.ask();
         go.send(1).unwrap();
@@ -107,9 +107,14 @@ mod tests {
     #[test]
     fn who_hangs_for_long_is_silent() {
         let (go, gone) = channel::<u32>();
-        let feed = Feed::start("test", move || gone.recv().map_or(Service::Silent, Service::Here)).unwrap();
+        let feed =
+            Feed::start("test", Duration::from_millis(10), move || gone.recv().map_or(Service::Silent, Service::Here))
+                .unwrap();
         feed.ask();
-        std::thread::sleep(PATIENCE + Duration::from_millis(500));
+        let until = Instant::now() + SOON;
+        while feed.latest() != Service::Silent && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         assert_eq!(feed.latest(), Service::Silent);
         go.send(3).unwrap();
         assert!(feed.wait(1, SOON));

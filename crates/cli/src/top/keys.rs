@@ -109,8 +109,14 @@ mod tests {
     fn keys_of_terminals() {
         assert_eq!(keys(b"1q?"), [Key::Char('1'), Key::Char('q'), Key::Char('?')]);
         assert_eq!(keys(b"\x1b[A\x1bOB\x1b[C\x1b[D"), [Key::Up, Key::Down, Key::Right, Key::Left]);
-        assert_eq!(keys(b"\x1b[5~\x1b[6~\x1b[H\x1b[4~\x1bOF"), [Key::PageUp, Key::PageDown, Key::Home, Key::End, Key::End]);
-        assert_eq!(keys(b"\t\x1b[Z\x03\x0c\x1a"), [Key::Tab, Key::BackTab, Key::Ctrl('c'), Key::Ctrl('l'), Key::Ctrl('z')]);
+        assert_eq!(
+            keys(b"\x1b[5~\x1b[6~\x1b[H\x1b[4~\x1bOF"),
+            [Key::PageUp, Key::PageDown, Key::Home, Key::End, Key::End]
+        );
+        assert_eq!(
+            keys(b"\t\x1b[Z\x03\x0c\x1a"),
+            [Key::Tab, Key::BackTab, Key::Ctrl('c'), Key::Ctrl('l'), Key::Ctrl('z')]
+        );
         // With Shift, or with Alt, or unknown ones.
         assert_eq!(keys(b"\x1b[1;2A\x1bq\x1b[99~\x1b[?1;2c\xc3\xa4x"), [Key::Up, Key::Char('q'), Key::Char('x')]);
     }

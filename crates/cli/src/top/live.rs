@@ -8,7 +8,8 @@ use super::watch::Watch;
 use crate::failure::Failure;
 use crate::signals::{self, SignalDescriptor, SignalSet};
 use pagecrew::sys::clock::now_ns;
-use std::io::{self, Read};
+use rustix::io::Errno;
+use std::io;
 use std::os::fd::AsRawFd;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -26,14 +27,22 @@ enum End {
 }
 
 /// Shows `watch` on the terminal until it ends.
-pub fn run(mut watch: Watch, screen: Screen, ability: Ability, interval: Duration, before: &SignalSet, set: &SignalSet) -> Result<ExitCode, Failure> {
+pub fn run(
+    mut watch: Watch,
+    screen: Screen,
+    ability: Ability,
+    interval: Duration,
+    before: &SignalSet,
+    set: &SignalSet,
+) -> Result<ExitCode, Failure> {
     let failed = |error: io::Error| Failure::Failed(format!("the terminal: {error}"));
     let descriptor = SignalDescriptor::new(set).map_err(|error| Failure::Failed(format!("signals: {error}")))?;
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = crate::output::printable(host.trim_end());
     watch.look();
     let terminal = Terminal::enter().map_err(failed)?;
-    let mut live = Live { watch, terminal, screen, ability, host, keys: Keys::default(), rows: Rows::default(), interval };
+    let mut live =
+        Live { watch, terminal, screen, ability, host, keys: Keys::default(), rows: Rows::default(), interval };
     let end = live.go_on(&descriptor, before, set);
     live.terminal.leave();
     match end.map_err(failed)? {
@@ -82,11 +91,12 @@ impl Live {
             let mut pressed = Vec::new();
             if keys {
                 let mut room = [0; 256];
-                match io::stdin().lock().read(&mut room) {
+                // Not by way of a buffer, which would keep keys that nobody waits for.
+                match rustix::io::read(io::stdin(), &mut room) {
                     // Whoever was there is gone.
                     Ok(0) => return Ok(End::Quit),
                     Ok(count) => pressed = self.keys.take(&room[..count]),
-                    Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+                    Err(Errno::INTR | Errno::AGAIN) => {}
                     Err(_) => return Ok(End::Quit),
                 }
                 escape_ns = self.keys.waits().then(|| now_ns() + ESCAPE_NS);

@@ -60,7 +60,7 @@ pub struct Arguments {
     #[arg(long, conflicts_with_all = ["view", "no_color"])]
     json: bool,
     /// Begin with this view; with --once, print only this one [default: overview; with --once all others]
-    #[arg(long, value_name = "VIEW", hide_possible_values = false)]
+    #[arg(long, value_name = "VIEW")]
     view: Option<View>,
     /// No colours
     #[arg(long)]
@@ -103,14 +103,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"].map(variable).into_iter().find(|value| !value.is_empty());
     let ability = ability(&terminal, &variable("NO_COLOR"), arguments.no_color, &locale.unwrap_or_default());
     // Before there are threads, which take over what is blocked.
-    let set = SignalSet::of(&[
-        libc::SIGINT,
-        libc::SIGTERM,
-        libc::SIGHUP,
-        libc::SIGTSTP,
-        libc::SIGCONT,
-        libc::SIGWINCH,
-    ]);
+    let set = SignalSet::of(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGTSTP, libc::SIGCONT, libc::SIGWINCH]);
     let before = set.block();
     let screen = Screen { view: arguments.view.unwrap_or_default(), ..Screen::default() };
     live::run(Watch::start(settings)?, screen, ability, interval, &before, &set)
@@ -147,7 +140,11 @@ fn once(watch: &mut Watch, arguments: &Arguments, interval: Duration) -> Result<
     watch.wait_for_answers();
     std::thread::sleep(interval.saturating_sub(begin.elapsed()));
     watch.look();
-    print(&if arguments.json { format!("{:#}\n", document::document(&watch.model, since_1970())) } else { as_text(watch, arguments.view) })?;
+    print(&if arguments.json {
+        format!("{:#}\n", document::document(&watch.model, since_1970()))
+    } else {
+        as_text(watch, arguments.view)
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -213,7 +210,9 @@ mod tests {
         ] {
             assert!(parse(arguments).err().unwrap().contains(word), "{arguments:?}");
         }
-        for (text, good) in [("1s", true), ("100ms", true), ("1h", true), ("0", false), ("99ms", false), ("61m", false), ("x", false)] {
+        for (text, good) in
+            [("1s", true), ("100ms", true), ("1h", true), ("0", false), ("99ms", false), ("61m", false), ("x", false)]
+        {
             assert_eq!(interval(text).is_ok(), good, "{text}");
         }
     }
@@ -223,7 +222,9 @@ mod tests {
         let all = Ability { colour: true, unicode: true };
         assert_eq!(ability("xterm-256color", "", false, "en_US.UTF-8"), all);
         assert_eq!(ability("xterm", "", false, "C.utf8"), all);
-        for (terminal, no_color, option) in [("xterm", "1", false), ("xterm", "", true), ("vt100", "", false), ("xterm-m", "", false)] {
+        for (terminal, no_color, option) in
+            [("xterm", "1", false), ("xterm", "", true), ("vt100", "", false), ("xterm-m", "", false)]
+        {
             assert!(!ability(terminal, no_color, option, "C.UTF-8").colour, "{terminal}");
         }
         assert!(!ability("xterm", "", false, "C").unicode && !ability("linux", "", false, "C.UTF-8").unicode);

@@ -196,7 +196,9 @@ pub mod made_up {
                 refaulted_anon: count(0),
                 refaulted_file: count(8 << 20),
             },
-            kswapds: (0..nodes).map(|node| Kswapd { node, pid: 40 + node as i32, run_ns: count(250_000_000) }).collect(),
+            kswapds: (0..nodes)
+                .map(|node| Kswapd { node, pid: 40 + node as i32, run_ns: count(250_000_000) })
+                .collect(),
         }
     }
 
@@ -214,10 +216,17 @@ pub mod made_up {
         };
         let pool = PoolStatus {
             document: serde_json::json!({ "ready_bytes": 12_u64 << 30, "size_bytes": 16_u64 << 30, "taken_bytes": 8_u64 << 30, "state": "filling" }),
-            lines: vec!["pool at /run/pagecrew/pool/mem (tmpfs, served by process 7): filling".into(), String::new(), "node  size".into()],
+            lines: vec![
+                "pool at /run/pagecrew/pool/mem (tmpfs, served by process 7): filling".into(),
+                String::new(),
+                "node  size".into(),
+            ],
         };
         Answers {
-            trim: figures(Part::Trim, "pagecrew_trim_members 3\npagecrew_trim_gone_bytes_total 1073741824\npagecrew_trim_huge_pages 77\n"),
+            trim: figures(
+                Part::Trim,
+                "pagecrew_trim_members 3\npagecrew_trim_gone_bytes_total 1073741824\npagecrew_trim_huge_pages 77\n",
+            ),
             reclaim: figures(
                 Part::Reclaim,
                 "pagecrew_reclaim_factor 120\npagecrew_reclaim_own_factor 10\npagecrew_reclaim_gap_bytes 1073741824\n\

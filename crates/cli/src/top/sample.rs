@@ -6,10 +6,10 @@ use pagecrew::stats;
 use pagecrew::sys::activity::{self, Activity};
 use pagecrew::sys::clock::now_ns;
 use pagecrew::sys::nodes::{self, Node};
+use pagecrew::sys::process_list;
 use pagecrew::sys::procfs::{self, MemoryInfo};
 use pagecrew::sys::psi::{self, Pressure, Resource};
 use pagecrew::sys::vmstat::{self, Zone};
-use pagecrew::sys::process_list;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -84,7 +84,8 @@ impl Places {
         let directories = match self {
             Places::One(directory) => vec![directory.clone()],
             Places::All(top) => {
-                let of_user = |name: &str| name.strip_prefix("pagecrew-").is_some_and(|user| user.parse::<u32>().is_ok());
+                let of_user =
+                    |name: &str| name.strip_prefix("pagecrew-").is_some_and(|user| user.parse::<u32>().is_ok());
                 entries(top).filter(|entry| entry.file_name().to_str().is_some_and(of_user)).map(|e| e.path()).collect()
             }
         };
@@ -179,7 +180,8 @@ impl Sampler {
             self.kswapds = vmstat::kswapds_under(&self.root);
             self.kswapds_ns = Some(now);
         }
-        let thread = |&(node, pid): &(usize, i32)| Kswapd { node, pid, run_ns: vmstat::run_ns_under(&self.root, pid).ok() };
+        let thread =
+            |&(node, pid): &(usize, i32)| Kswapd { node, pid, run_ns: vmstat::run_ns_under(&self.root, pid).ok() };
         self.kswapds.iter().map(thread).collect()
     }
 }
@@ -243,7 +245,8 @@ mod tests {
         let top = tempfile::tempdir().unwrap();
         let page = stats::StatsPage::new().unwrap();
         page.share(&top.path().join("pagecrew-1000")).unwrap();
-        for (name, file) in [("pagecrew-x", "1"), ("pagecrew-1001", "1"), ("other-5", "1"), ("pagecrew-1001", "README")] {
+        for (name, file) in [("pagecrew-x", "1"), ("pagecrew-1001", "1"), ("other-5", "1"), ("pagecrew-1001", "README")]
+        {
             fs::create_dir_all(top.path().join(name)).unwrap();
             fs::write(top.path().join(name).join(file), "nonsense").unwrap();
         }
@@ -261,6 +264,8 @@ mod tests {
         let mut sampler = Sampler::new("/".into(), Places::of_this_user());
         let sample = sampler.read();
         assert!(!sample.nodes.is_empty() && sample.memory.is_some() && sample.activity.stalls.is_some());
-        assert!(sample.nodes.iter().all(|node| node.watermarks.is_some_and(|[min, low, high]| min <= low && low <= high)));
+        assert!(
+            sample.nodes.iter().all(|node| node.watermarks.is_some_and(|[min, low, high]| min <= low && low <= high))
+        );
     }
 }

@@ -45,7 +45,7 @@ pub struct Screen {
     /// The order of programs.
     pub sort: Sort,
     /// The first row of each view.
-    first: [usize; View::ALL.len()],
+    pub first: [usize; View::ALL.len()],
     /// Whether it is stopped: no new figures are shown.
     pub held: bool,
 }
@@ -98,8 +98,8 @@ impl Screen {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use super::super::programs;
+    use super::*;
 
     const ROWS: Rows = Rows { all: 100, room: 20 };
 

@@ -143,8 +143,12 @@ mod tests {
              pagecrew_trim_huge_pages_left_total{reason=\"shared\"} 8\npagecrew_trim_unknown 1\nother 5\npagecrew_pool_size_bytes 5\n",
         )
         .unwrap();
-        assert_eq!((found.value("members"), found.whole("members"), found.value("cpu_seconds")), (Some(3.0), Some(3), Some(0.5)));
-        let expected = serde_json::json!({ "members": 3, "cpu_seconds": 0.5, "huge_pages_left": { "busy": 9, "shared": 8 } });
+        assert_eq!(
+            (found.value("members"), found.whole("members"), found.value("cpu_seconds")),
+            (Some(3.0), Some(3), Some(0.5))
+        );
+        let expected =
+            serde_json::json!({ "members": 3, "cpu_seconds": 0.5, "huge_pages_left": { "busy": 9, "shared": 8 } });
         assert_eq!(Value::Object(found.object()), expected);
         assert_eq!((found.value("huge_pages_left"), found.value("size_bytes")), (None, None));
     }

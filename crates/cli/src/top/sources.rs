@@ -136,7 +136,9 @@ impl Pool {
 
 fn status(json: &str) -> Service<PoolStatus> {
     match (serde_json::from_str(json), pool::status_text(json)) {
-        (Ok(document), Ok(text)) => Service::Here(PoolStatus { document, lines: text.lines().map(str::to_owned).collect() }),
+        (Ok(document), Ok(text)) => {
+            Service::Here(PoolStatus { document, lines: text.lines().map(str::to_owned).collect() })
+        }
         _ => Service::Wrong("the pool's answer is not one of this version's".into()),
     }
 }

@@ -88,7 +88,8 @@ impl Terminal {
     /// Begins anew with an empty screen of the size that it has now.
     pub fn redraw(&mut self) -> io::Result<()> {
         self.screen.resize(area())?;
-        self.collected.write_all(b"\x1b[2J")
+        self.collected.write_all(b"\x1b[2J")?;
+        self.write()
     }
 
     /// After it was stopped from outside, and another program may have set the mode.
@@ -278,7 +279,8 @@ mod tests {
         // SAFETY: both places are valid for the descriptors; the other arguments may be null.
         assert_eq!(unsafe { libc::openpty(&mut master, &mut slave, none, none.cast(), none.cast()) }, 0);
         // SAFETY: both descriptors are new and nobody else's.
-        let (master, slave) = unsafe { (File::from(OwnedFd::from_raw_fd(master)), File::from(OwnedFd::from_raw_fd(slave))) };
+        let (master, slave) =
+            unsafe { (File::from(OwnedFd::from_raw_fd(master)), File::from(OwnedFd::from_raw_fd(slave))) };
         let before = termios::tcgetattr(&slave).unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "top::terminal::tests::panics_on_a_terminal", "--ignored", "--nocapture"]);
@@ -295,7 +297,10 @@ mod tests {
         });
         assert_eq!(child.wait().unwrap().code(), Some(1));
         let after = termios::tcgetattr(&slave).unwrap();
-        assert_eq!((after.local_modes, after.input_modes, after.output_modes), (before.local_modes, before.input_modes, before.output_modes));
+        assert_eq!(
+            (after.local_modes, after.input_modes, after.output_modes),
+            (before.local_modes, before.input_modes, before.output_modes)
+        );
         drop(slave);
         let text = reading.join().unwrap();
         let (entered, left) = (text.find("\x1b[?1049h").unwrap(), text.rfind("\x1b[?1049l").unwrap());

@@ -122,7 +122,8 @@ impl Table {
             }
             Row(pieces)
         };
-        let headings: Vec<Piece> = self.columns.iter().map(|(heading, _)| piece(Tone::Strong, heading.clone())).collect();
+        let headings: Vec<Piece> =
+            self.columns.iter().map(|(heading, _)| piece(Tone::Strong, heading.clone())).collect();
         (row(&headings), self.rows.iter().map(|cells| row(cells)).collect())
     }
 }
@@ -141,7 +142,7 @@ pub fn byte_rate(rate: Option<f64>) -> String {
 pub fn rate(rate: Option<f64>) -> String {
     match rate {
         None => "-".into(),
-        Some(rate) if rate == 0.0 => "0/s".into(),
+        Some(0.0) => "0/s".into(),
         Some(rate) if rate < 10.0 => format!("{rate:.1}/s"),
         Some(rate) => format!("{rate:.0}/s"),
     }
@@ -163,7 +164,13 @@ pub fn history(values: impl DoubleEndedIterator<Item = Option<f64>>, width: usiz
     let column = |value: Option<f64>| match value {
         None => ' ',
         Some(value) if value > 0.0 && most > 0.0 => heights[((value / most * 8.0).ceil() as usize).clamp(1, 8)],
-        Some(_) => if unicode { heights[1] } else { heights[0] },
+        Some(_) => {
+            if unicode {
+                heights[1]
+            } else {
+                heights[0]
+            }
+        }
     };
     last.into_iter().map(column).collect()
 }

@@ -55,7 +55,8 @@ impl Walker {
         }
         let pids = process_list::pids(&self.root)?;
         let root = &self.root;
-        self.candidates.note_all(pids.into_iter().filter_map(|pid| Some((pid, process_list::anonymous(root, pid).ok()?))));
+        self.candidates
+            .note_all(pids.into_iter().filter_map(|pid| Some((pid, process_list::anonymous(root, pid).ok()?))));
         self.listed_ns = Some(now);
         self.budget.charge((thread_cpu_ns() - begin) as f64, now_ns());
         Ok(())

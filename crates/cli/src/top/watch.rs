@@ -1,11 +1,11 @@
 //! Looks at everything again and again: the samples, the programs, and those who are asked by threads of their own.
 
+use super::candidates::Report;
 use super::feed::Feed;
 use super::model::{Answers, Model};
 use super::sample::{Places, Sampler};
 use super::service::Figures;
 use super::sources::{Addresses, Pool, PoolStatus, SOCKETS};
-use super::candidates::Report;
 use super::walker::Walker;
 use crate::failure::Failure;
 use crate::pool;
@@ -13,6 +13,8 @@ use pagecrew::stats::Part;
 use std::path::Path;
 use std::time::Duration;
 
+/// Who takes longer than this is called silent: more than a scrape may take.
+const PATIENCE: Duration = Duration::from_millis(1200);
 /// How long the first answers are waited for where there is no second look.
 const ANSWERS_PATIENCE: Duration = Duration::from_millis(1500);
 
@@ -34,7 +36,7 @@ impl Watch {
         let failed = |error: std::io::Error| Failure::Failed(format!("starting a thread: {error}"));
         let figures = |name: &str, part: Part| {
             let mut addresses = Addresses::new(part, Path::new(SOCKETS), settings);
-            Feed::start(name, move || addresses.ask()).map_err(failed)
+            Feed::start(name, PATIENCE, move || addresses.ask()).map_err(failed)
         };
         let mut pool = Pool::new(pool::socket());
         let mut walker = Walker::new("/".into());
@@ -43,8 +45,9 @@ impl Watch {
             trim: figures("top/trim", Part::Trim)?,
             reclaim: figures("top/reclaim", Part::Reclaim)?,
             pool_figures: figures("top/metrics", Part::Pool)?,
-            pool: Feed::start("top/pool", move || pool.ask()).map_err(failed)?,
-            candidates: Feed::start("top/walk", move || walker.step()).map_err(failed)?,
+            pool: Feed::start("top/pool", PATIENCE, move || pool.ask()).map_err(failed)?,
+            // What was found stays true for a while.
+            candidates: Feed::start("top/walk", Duration::MAX, move || walker.step()).map_err(failed)?,
             model: Model::default(),
         })
     }

@@ -37,7 +37,8 @@ pub fn read(root: &Path) -> Result<Vec<Node>, Errno> {
     let mut numbers: Vec<usize> = entries.filter_map(number).filter(|&number| number < numa::MOST_NODES).collect();
     numbers.sort_unstable();
     let node = |&number: &usize| {
-        let text = procfs::text_under(root, &format!("sys/devices/system/node/node{number}/meminfo"), FILE_MOST).ok()?;
+        let text =
+            procfs::text_under(root, &format!("sys/devices/system/node/node{number}/meminfo"), FILE_MOST).ok()?;
         parse(number, &text).filter(|node| node.total > 0)
     };
     let nodes: Vec<Node> = numbers.iter().filter_map(node).collect();
@@ -55,7 +56,8 @@ fn parse(number: usize, text: &str) -> Option<Node> {
     // Node 0 MemFree:  123 kB, or without the node.
     let field = |name: &str| -> Option<u64> {
         let of_line = |line: &str| {
-            let line = line.strip_prefix("Node ").map_or(line, |rest| rest.split_once(' ').map_or("", |(_, rest)| rest));
+            let line =
+                line.strip_prefix("Node ").map_or(line, |rest| rest.split_once(' ').map_or("", |(_, rest)| rest));
             let kib = line.strip_prefix(name)?.strip_prefix(':')?.split_ascii_whitespace().next()?;
             kib.parse::<u64>().ok()?.checked_mul(1024)
         };
@@ -107,7 +109,12 @@ mod tests {
                 assert!(node.slab.is_none_or(|slab| Some(slab) == expected.slab));
             }
         }
-        for text in ["", "MemTotal: x kB\nMemFree: 1 kB\n", "Node\nNode 1\n", "MemTotal: 99999999999999999999 kB\nMemFree: 1 kB\n"] {
+        for text in [
+            "",
+            "MemTotal: x kB\nMemFree: 1 kB\n",
+            "Node\nNode 1\n",
+            "MemTotal: 99999999999999999999 kB\nMemFree: 1 kB\n",
+        ] {
             assert_eq!(parse(0, text), None, "{text:?}");
         }
     }

@@ -92,11 +92,9 @@ mod tests {
     fn lines_of_kernels() {
         let some = Stalled { avg10: 0.125, avg60: 0.01, avg300: 0.0, total_us: 4711 };
         // 5.10 has no full line of the CPU.
-        assert_eq!(
-            parse("some avg10=12.50 avg60=1.00 avg300=0.00 total=4711\n"),
-            Some(Pressure { some, full: None })
-        );
-        let text = "some avg10=12.50 avg60=1.00 avg300=0.00 total=4711\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=9\n";
+        assert_eq!(parse("some avg10=12.50 avg60=1.00 avg300=0.00 total=4711\n"), Some(Pressure { some, full: None }));
+        let text =
+            "some avg10=12.50 avg60=1.00 avg300=0.00 total=4711\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=9\n";
         let full = Stalled { total_us: 9, ..Stalled::default() };
         assert_eq!(parse(text), Some(Pressure { some, full: Some(full) }));
     }

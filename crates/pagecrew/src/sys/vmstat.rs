@@ -178,7 +178,8 @@ pub fn kswapds() -> Vec<(usize, libc::pid_t)> {
 
 /// The same of a made-up tree.
 pub fn kswapds_under(root: &Path) -> Vec<(usize, libc::pid_t)> {
-    let mut found: Vec<_> = std::fs::read_dir(root.join("proc")).into_iter().flatten().flatten().filter_map(kswapd).collect();
+    let mut found: Vec<_> =
+        std::fs::read_dir(root.join("proc")).into_iter().flatten().flatten().filter_map(kswapd).collect();
     found.sort_unstable();
     found
 }
@@ -303,7 +304,10 @@ mod tests {
         assert_eq!(scale_factor(root.path()), Ok(10));
         assert_eq!(zones_under(root.path()), Err(Errno(libc::EILSEQ)));
         assert_eq!(kswapds_under(root.path()), [(0, 44), (1, 45)]);
-        assert_eq!((run_ns_under(root.path(), 44), run_ns_under(root.path(), 45)), (Ok(12345), Err(Errno(libc::EILSEQ))));
+        assert_eq!(
+            (run_ns_under(root.path(), 44), run_ns_under(root.path(), 45)),
+            (Ok(12345), Err(Errno(libc::EILSEQ)))
+        );
     }
 
     #[test]

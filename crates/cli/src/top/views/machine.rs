@@ -9,11 +9,17 @@ pub fn memory(model: &Model) -> Row {
     let Some(memory) = model.sample.memory else {
         return Row::about("memory", [piece(Tone::Warn, "/proc/meminfo can't be read")]);
     };
-    let mut pieces = vec![piece(Tone::Plain, format!("{} available of {}", bytes(Some(memory.available)), bytes(Some(memory.total))))];
+    let mut pieces = vec![piece(
+        Tone::Plain,
+        format!("{} available of {}", bytes(Some(memory.available)), bytes(Some(memory.total))),
+    )];
     let used = memory.swap.saturating_sub(memory.free_swap);
     pieces.push(match memory.swap {
         0 => piece(Tone::Dim, ", no swap"),
-        swap => piece(if used > 0 { Tone::Warn } else { Tone::Plain }, format!(", {} of {} swap used", bytes(Some(used)), bytes(Some(swap)))),
+        swap => piece(
+            if used > 0 { Tone::Warn } else { Tone::Plain },
+            format!(", {} of {} swap used", bytes(Some(used)), bytes(Some(swap))),
+        ),
     });
     Row::about("memory", pieces)
 }

@@ -128,7 +128,8 @@ mod tests {
     use super::super::model::made_up::{figures as made_up, model};
     use super::*;
 
-    pub const LOOK: Look = Look { width: 80, unicode: true, sort: Sort { key: super::super::programs::Key::InUse, reversed: false } };
+    pub const LOOK: Look =
+        Look { width: 80, unicode: true, sort: Sort { key: super::super::programs::Key::InUse, reversed: false } };
 
     /// The text of a view.
     pub fn text(view: View, model: &Model, look: &Look) -> String {
@@ -154,15 +155,23 @@ mod tests {
         let why = |service: Service<u32>| missing(&service, "it does not run", "pagecrew x").map(|piece| piece.text);
         assert_eq!(why(Service::Here(1)), None);
         assert_eq!(why(Service::Absent).unwrap(), "it does not run (pagecrew x)");
-        assert!(why(Service::Refused).unwrap().contains("root") && why(Service::Silent).unwrap().contains("not answer"));
+        assert!(
+            why(Service::Refused).unwrap().contains("root") && why(Service::Silent).unwrap().contains("not answer")
+        );
         assert_eq!(why(Service::Wrong("line 7".into())).unwrap(), "line 7");
     }
 
     #[test]
     fn figures_have_their_units() {
-        let found = made_up(Part::Trim, "pagecrew_trim_gone_bytes_total 2097152\npagecrew_trim_budget_cpu_ratio 0.01\npagecrew_trim_cpu_seconds_total 1.5\n");
+        let found = made_up(
+            Part::Trim,
+            "pagecrew_trim_gone_bytes_total 2097152\npagecrew_trim_budget_cpu_ratio 0.01\npagecrew_trim_cpu_seconds_total 1.5\n",
+        );
         let rows: Vec<String> = figures(Part::Trim, found.here().unwrap()).iter().map(Row::text).collect();
         assert!(rows[0].starts_with("gone_bytes                      2 MiB  What"), "{rows:?}");
-        assert!(rows.iter().any(|row| row.contains("1.0 %")) && rows.iter().any(|row| row.contains("1.500 s")), "{rows:?}");
+        assert!(
+            rows.iter().any(|row| row.contains("1.0 %")) && rows.iter().any(|row| row.contains("1.500 s")),
+            "{rows:?}"
+        );
     }
 }

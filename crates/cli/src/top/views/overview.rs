@@ -22,25 +22,39 @@ pub fn page(model: &Model, look: &Look) -> Page {
         body.push(Row::about(&format!("node {}", node.memory.number), pieces));
     }
     if model.sample.nodes.len() > NODES_MOST {
-        body.push(Row::about("", [piece(Tone::Dim, format!("and {} nodes more (2)", model.sample.nodes.len() - NODES_MOST))]));
+        body.push(Row::about(
+            "",
+            [piece(Tone::Dim, format!("and {} nodes more (2)", model.sample.nodes.len() - NODES_MOST))],
+        ));
     }
     body.push(pressure(model, look));
     body.push(with_history(Row::about("stalls", [number(model, Count::Stalls)]), model.history(Count::Stalls), look));
-    let reclaimed = Row::about("reclaimed", [
-        piece(Tone::Plain, format!("{} in the background, ", byte_rate(model.rate(Count::BackgroundReclaimed)))),
-        piece(number(model, Count::DirectReclaimed).tone, format!("{} by tasks", byte_rate(model.rate(Count::DirectReclaimed)))),
-        piece(tone_of_busy(model.kswapd.last()), format!("; kswapd busy {}", percent(model.kswapd.last()))),
-    ]);
+    let reclaimed = Row::about(
+        "reclaimed",
+        [
+            piece(Tone::Plain, format!("{} in the background, ", byte_rate(model.rate(Count::BackgroundReclaimed)))),
+            piece(
+                number(model, Count::DirectReclaimed).tone,
+                format!("{} by tasks", byte_rate(model.rate(Count::DirectReclaimed))),
+            ),
+            piece(tone_of_busy(model.kswapd.last()), format!("; kswapd busy {}", percent(model.kswapd.last()))),
+        ],
+    );
     body.push(reclaimed);
-    let part = |text: &str, count: Count| {
-        piece(number(model, count).tone, format!("{text}{}", byte_rate(model.rate(count))))
-    };
-    body.push(Row::about("swap", [part("", Count::SwappedIn), part(" in, ", Count::SwappedOut), piece(Tone::Plain, " out")]));
-    body.push(Row::about("refaults", [
-        part("", Count::RefaultedFile),
-        part(" of files, ", Count::RefaultedAnon),
-        piece(Tone::Plain, " of anonymous memory"),
-    ]));
+    let part =
+        |text: &str, count: Count| piece(number(model, count).tone, format!("{text}{}", byte_rate(model.rate(count))));
+    body.push(Row::about(
+        "swap",
+        [part("", Count::SwappedIn), part(" in, ", Count::SwappedOut), piece(Tone::Plain, " out")],
+    ));
+    body.push(Row::about(
+        "refaults",
+        [
+            part("", Count::RefaultedFile),
+            part(" of files, ", Count::RefaultedAnon),
+            piece(Tone::Plain, " of anonymous memory"),
+        ],
+    ));
     body.push(Row::default());
     body.push(programs::summary(model));
     body.push(trim::candidates_in_short(model));
@@ -71,10 +85,10 @@ fn pressure(model: &Model, look: &Look) -> Row {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::model::made_up::model;
     use super::super::super::model::Model;
-    use super::super::tests::{LOOK, text};
+    use super::super::super::model::made_up::model;
     use super::super::View;
+    use super::super::tests::{LOOK, text};
 
     #[test]
     fn a_machine_at_a_glance_fits_a_small_terminal() {

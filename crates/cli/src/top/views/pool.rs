@@ -26,7 +26,11 @@ pub fn short(model: &Model) -> Piece {
     };
     if let Some(status) = model.answers.pool.here() {
         let size = |key: &str| status.document.get(key).and_then(Value::as_u64);
-        let state = status.document.get("state").and_then(Value::as_str).map_or(String::new(), |s| format!(": {}", printable(s)));
+        let state = status
+            .document
+            .get("state")
+            .and_then(Value::as_str)
+            .map_or(String::new(), |s| format!(": {}", printable(s)));
         return say(size("ready_bytes"), size("size_bytes"), size("taken_bytes"), &state);
     }
     if let Some(figures) = model.answers.pool_figures.here() {
@@ -39,8 +43,8 @@ pub fn short(model: &Model) -> Piece {
 mod tests {
     use super::super::super::model::made_up::{figures, model};
     use super::super::super::service::Service;
-    use super::super::tests::{LOOK, text};
     use super::super::View;
+    use super::super::tests::{LOOK, text};
     use super::*;
 
     #[test]
@@ -55,7 +59,8 @@ mod tests {
         let mut model = model(1, 0);
         model.answers.pool = Service::Refused;
         assert!(text(View::Pool, &model, &LOOK).contains("root"));
-        model.answers.pool_figures = figures(Part::Pool, "pagecrew_pool_ready_bytes 1048576\npagecrew_pool_size_bytes 2097152\n");
+        model.answers.pool_figures =
+            figures(Part::Pool, "pagecrew_pool_ready_bytes 1048576\npagecrew_pool_size_bytes 2097152\n");
         let shown = text(View::Pool, &model, &LOOK);
         assert!(shown.contains("1 MiB of 2 MiB ready, - taken\n") && shown.contains("ready_bytes"), "{shown}");
         (model.answers.pool, model.answers.pool_figures) = (Service::Absent, Service::Absent);

@@ -24,7 +24,10 @@ pub fn page(model: &Model, look: &Look) -> Page {
     body.push(by("stalls", Count::Stalls, rate(model.rate(Count::Stalls))));
     body.push(Row::default());
     if model.sample.kswapds.is_empty() {
-        body.push(Row::of(Tone::Dim, "no thread of the kernel's is to be seen here: this is a PID namespace of its own"));
+        body.push(Row::of(
+            Tone::Dim,
+            "no thread of the kernel's is to be seen here: this is a PID namespace of its own",
+        ));
         return Page { head: Vec::new(), body };
     }
     let mut table = Table::new(&["thread", ">pid", ">busy", ">in all"]);
@@ -52,7 +55,9 @@ pub fn short(model: &Model) -> Piece {
     let gap = bytes(found.whole("gap_bytes"));
     match state(found) {
         State::Rest => piece(Tone::Good, format!("at rest, {gap} kept free ahead")),
-        State::Demand => piece(Tone::Good, format!("{gap} kept free ahead of {} a second", bytes(found.whole("demand_bytes")))),
+        State::Demand => {
+            piece(Tone::Good, format!("{gap} kept free ahead of {} a second", bytes(found.whole("demand_bytes"))))
+        }
         State::Bounded => piece(Tone::Warn, format!("{gap} kept free ahead, the most that may be")),
         State::Saturated => piece(Tone::Warn, format!("{gap} kept free ahead, kswapd works all the time")),
         State::Hurts => piece(Tone::Warn, "holds back: memory comes back from swap"),
@@ -93,7 +98,10 @@ fn why(found: &Figures) -> String {
         found.value("lead_seconds").unwrap_or(0.0) * 1e3
     );
     match state(found) {
-        State::Rest => format!("what the operator's setting ({}) keeps free is enough for the demand there is", number("own_factor")),
+        State::Rest => format!(
+            "what the operator's setting ({}) keeps free is enough for the demand there is",
+            number("own_factor")
+        ),
         State::Demand => demand,
         State::Bounded => format!("{demand}: more than the setting `most` allows"),
         State::Saturated => "tasks wait although kswapd works all the time: a wider gap would not help".into(),
@@ -105,8 +113,8 @@ fn why(found: &Figures) -> String {
 mod tests {
     use super::super::super::model::made_up::{figures as made_up, model};
     use super::super::super::service::Service;
-    use super::super::tests::{LOOK, text};
     use super::super::View;
+    use super::super::tests::{LOOK, text};
     use super::*;
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::super::model::{Count, Model};
 use super::super::rates::History;
-use super::super::text::{Piece, Row, Table, Tone, byte_rate, history, percent, piece, rate};
+use super::super::text::{Piece, Row, Table, Tone, byte_rate, history, percent, piece, rate, width};
 use super::{Look, Page, machine};
 use pagecrew::sys::psi::Resource;
 
@@ -38,7 +38,7 @@ fn label(text: &str) -> Piece {
 }
 
 fn row(model: &Model, name: &str, count: Count, look: &Look) -> Row {
-    Row(vec![label(name), number(model, count)]).and_history(model.history(count), look)
+    with_history(Row(vec![label(name), number(model, count)]), model.history(count), look)
 }
 
 /// The rate now, in its unit, with a tone where somebody suffers.
@@ -59,16 +59,10 @@ pub fn tone_of_busy(share: Option<f64>) -> Tone {
     if share.is_some_and(|share| share >= 0.9) { Tone::Warn } else { Tone::Plain }
 }
 
-impl Row {
-    fn and_history(self, values: &History, look: &Look) -> Row {
-        with_history(self, values, look)
-    }
-}
-
 /// Puts the history behind the number. Two values or less are none.
 pub fn with_history(mut row: Row, values: &History, look: &Look) -> Row {
     if values.len() > 2 {
-        let used: usize = row.0.iter().map(|piece| super::super::text::width(&piece.text)).sum();
+        let used: usize = row.0.iter().map(|piece| width(&piece.text)).sum();
         row.0.push(piece(Tone::Dim, history(values.iter(), look.width.saturating_sub(used).min(120), look.unicode)));
     }
     row
@@ -77,9 +71,13 @@ pub fn with_history(mut row: Row, values: &History, look: &Look) -> Row {
 /// The table of pressure.
 fn pressure(model: &Model, look: &Look) -> Vec<Row> {
     if model.sample.pressure.iter().all(Option::is_none) {
-        return vec![Row::of(Tone::Dim, "pressure     not known: it is off (psi=1 on the kernel's command line turns it on)")];
+        return vec![Row::of(
+            Tone::Dim,
+            "pressure     not known: it is off (psi=1 on the kernel's command line turns it on)",
+        )];
     }
-    let mut table = Table::new(&["pressure", ">some now", ">avg10", ">avg60", ">avg300", ">full now", ">avg10", "   some"]);
+    let mut table =
+        Table::new(&["pressure", ">some now", ">avg10", ">avg60", ">avg300", ">full now", ">avg10", "   some"]);
     for (index, resource) in Resource::ALL.into_iter().enumerate() {
         let Some(now) = &model.sample.pressure[index] else { continue };
         let full = now.full.as_ref().map(|full| full.avg10);
@@ -112,16 +110,16 @@ pub fn tone_of_pressure(share: Option<f64>) -> Tone {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::model::made_up::{answers, model, sample};
     use super::super::super::model::Model;
-    use super::super::tests::{LOOK, text};
+    use super::super::super::model::made_up::{answers, model, sample};
     use super::super::View;
+    use super::super::tests::{LOOK, text};
 
     #[test]
     fn rates_stand_beside_their_histories() {
         let text = text(View::Stalls, &model(2, 0), &LOOK);
         for expected in [
-            "memory           2.0 %  1.2 %   0.0 %    0.0 %     1.0 %  1.2 %     ██████████████\n",
+            "memory       2.0 %  1.2 %  0.0 %   0.0 %     1.0 %  1.2 %     ██████████████\n",
             "stalls (allocstall)  5.0/s         ███████████████████\n",
             "reclaimed by tasks   1 MiB/s       █",
             "in the background    100 MiB/s     █",

@@ -41,7 +41,9 @@ pub fn page(model: &Model, look: &Look) -> Page {
 
 /// What trim does, in a few words.
 pub fn short(model: &Model) -> Piece {
-    if let Some(missing) = missing(&model.answers.trim, "no metrics are served", "pagecrew trim --all --watch --metrics 9751") {
+    if let Some(missing) =
+        missing(&model.answers.trim, "no metrics are served", "pagecrew trim --all --watch --metrics 9751")
+    {
         return missing;
     }
     let whole = |name: &str| model.answers.trim.here().and_then(|figures| figures.whole(name));
@@ -77,16 +79,16 @@ pub fn candidates_in_short(model: &Model) -> Row {
 mod tests {
     use super::super::super::model::made_up::model;
     use super::super::super::service::Service;
-    use super::super::tests::{LOOK, text};
     use super::super::View;
+    use super::super::tests::{LOOK, text};
 
     #[test]
     fn candidates_and_what_trim_has_done() {
         let text = text(View::Trim, &model(1, 0), &LOOK);
         for expected in [
             "trim       3 processes, 1 GiB gone so far\n",
-            "huge pages in 30 processes; name-1 (1) has the most, 2 GiB; 3 wait for a look; 12 may not be looked at by this user\n",
-            "  1  name-1        2 GiB      8 GiB         24.4 %\n",
+            "huge pages in 30 processes; name-1 (1) has the most, 2.0 GiB; 3 wait for a look; 12 may not be looked at by this user\n",
+            "  1  name-1      2.0 GiB      8 GiB         24.4 %\n",
             "members",
         ] {
             assert!(text.contains(expected), "'{expected}' in {text}");
