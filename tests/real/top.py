@@ -59,7 +59,10 @@ class Screen:
             if character == "\r":
                 self.x = 0
             elif character == "\n":
-                self.y = min(self.y + 1, self.lines - 1)
+                self.y += 1
+                if self.y == self.lines:
+                    self.y -= 1
+                    self.cells = self.cells[1:] + [[" "] * self.columns]
             elif character >= " ":
                 self.put(character)
             at += 1
@@ -72,7 +75,7 @@ class Screen:
             elif numbers[0] == 1049:
                 self.alternate = final == "h"
         elif final == "H":
-            self.y = max(numbers[0], 1) - 1
+            self.y = min(max(numbers[0], 1), self.lines) - 1
             self.x = max(numbers[1] if len(numbers) > 1 else 1, 1) - 1
         elif final == "J":
             if numbers[0] == 2:
@@ -345,8 +348,7 @@ def job():
     shell.press("5")
     shell.wait_for("[5 Trim]")
     shell.press("\x1a")
-    # Nothing of the other screen is there any more.
-    shell.screen.resize(80, 24)
+    shell.wait_for("Stopped", "shell$")
     shell.press("stty -a\n")
     shell.wait_for(" icanon", " echo ")
     assert shell.screen.cursor and not shell.screen.alternate
@@ -354,7 +356,11 @@ def job():
     shell.wait_for("[5 Trim]", "q quit")
     assert not shell.screen.cursor and shell.screen.alternate
     shell.press("q")
-    shell.screen.resize(80, 24)
+    # What is typed before it has ended is the program's.
+    until = time.monotonic() + PATIENCE
+    while shell.screen.alternate and time.monotonic() < until:
+        shell.read(0.05)
+    shell.read(0.3)
     shell.press("echo status=$?\n")
     shell.wait_for("status=0")
     shell.press("exit\n")

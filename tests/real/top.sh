@@ -39,7 +39,7 @@ top_text() {
     if [ "$(id -u)" -eq 0 ] && command -v setpriv >/dev/null; then
         env -u PAGECREW_STATS_DIR setpriv --reuid 65534 --regid 65534 --clear-groups "$pagecrew" top --once --interval 200ms >"$work/text" ||
             fail "status $? as another user"
-        grep -q 'may not be looked at by this user' "$work/text" || fail "nothing was denied to another user: $(cat "$work/text")"
+        grep -q 'this user may not look at the memory of' "$work/text" || fail "nothing was denied to another user: $(cat "$work/text")"
     fi
 }
 

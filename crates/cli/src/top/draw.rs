@@ -32,7 +32,14 @@ pub fn draw(frame: &mut Frame, model: &Model, screen: &Screen, host: &str, abili
     let mut put = |line: usize, row: &Row| {
         if line < lines {
             let place = Rect::new(area.x, area.y + line as u16, area.width, 1);
-            frame.render_widget(line_of(row, ability), place);
+            let all = line_of(row, ability);
+            let cut = all.width() > columns;
+            frame.render_widget(all, place);
+            // What was cut is to be seen.
+            if let Some(last) = frame.buffer_mut().cell_mut((place.right().saturating_sub(1), place.y)).filter(|_| cut)
+            {
+                last.set_symbol(if ability.unicode { "…" } else { ">" }).set_style(style(Tone::Dim, ability.colour));
+            }
         }
     };
     put(0, &names(screen, host, columns));
@@ -198,7 +205,18 @@ mod tests {
     #[test]
     fn a_large_terminal_has_every_column() {
         let lines = shown(&model(8, 0), &of(View::Nodes), 200, 60);
-        assert!(lines[4].contains("shared") && lines.iter().any(|line| line.starts_with("node 7")), "{lines:?}");
+        assert!(lines[5].contains("shared") && lines.iter().any(|line| line.starts_with("node 7")), "{lines:?}");
+    }
+
+    #[test]
+    fn a_row_that_is_cut_says_so() {
+        let lines = |unicode, columns| {
+            let ability = Ability { colour: false, unicode };
+            lines(&drawn(&model(1, 0), &of(View::Trim), columns, 24, ability).0)
+        };
+        assert!(lines(true, 60)[3].ends_with('…') && lines(false, 60)[3].ends_with('>'), "{:?}", lines(true, 60));
+        assert!(lines(true, 200).iter().all(|line| !line.contains('…')));
+        assert_eq!(lines(true, 60)[3].chars().count(), 60);
     }
 
     #[test]

@@ -8,13 +8,8 @@ pub fn page(model: &Model, look: &Look) -> Page {
     let factor = model.sample.factor.map_or("not known".into(), |factor| factor.to_string());
     let mut head = vec![
         machine::memory(model),
-        Row::about(
-            "gap",
-            [
-                piece(Tone::Plain, format!("vm.watermark_scale_factor {factor}; reclaim: ")),
-                reclaim::short(model),
-            ],
-        ),
+        Row::about("gap", [piece(Tone::Plain, format!("vm.watermark_scale_factor {factor}"))]),
+        Row::about("reclaim", [reclaim::short(model)]),
         Row::default(),
     ];
     if model.sample.nodes.is_empty() {
@@ -59,10 +54,7 @@ pub fn page(model: &Model, look: &Look) -> Page {
     let mut body = rows;
     if !bars.is_empty() {
         body.push(Row::default());
-        body.push(Row::of(
-            Tone::Dim,
-            "Free memory (=) of each node, from 0 to twice its high watermark: m min, l low, h high",
-        ));
+        body.push(Row::of(Tone::Dim, "Free memory (=) from 0 to twice the high watermark: m min, l low, h high"));
         body.extend(bars);
     }
     Page { head, body }
@@ -87,7 +79,7 @@ mod tests {
         assert!(bar("node 2 ").ends_with("below low: kswapd reclaims"), "{text}");
         assert!(bar("node 3 ").ends_with("between low and high"), "{text}");
         assert!(bar("node 7 ").ends_with("above high"), "{text}");
-        assert!(text.lines().all(|line| line.chars().count() <= 84), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }
 
     #[test]

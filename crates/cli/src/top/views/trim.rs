@@ -14,6 +14,10 @@ pub fn page(model: &Model, look: &Look) -> Page {
     }
     body.push(candidates_in_short(model));
     if let Some(report) = model.answers.candidates.here() {
+        if report.denied > 0 {
+            let text = format!("this user may not look at the memory of {} processes; root may", report.denied);
+            body.push(Row::about("", [piece(Tone::Warn, text)]));
+        }
         let mut table = Table::new(&[">pid", "name", ">huge pages", ">anonymous", ">in huge pages"]);
         for candidate in &report.candidates {
             let share = candidate.memory.anon_huge as f64 / candidate.memory.anonymous.max(1) as f64;
@@ -62,15 +66,15 @@ pub fn candidates_in_short(model: &Model) -> Row {
     let Some(report) = model.answers.candidates.here() else { return Row::default() };
     let first = report.candidates.first();
     let mut text = first.map_or("in no process that was looked at".to_owned(), |first| {
-        let most = format!("{} ({}) has the most, {}", first.name, first.pid, bytes(Some(first.memory.anon_huge)));
+        let most = format!("{} ({}) has most, {}", first.name, first.pid, bytes(Some(first.memory.anon_huge)));
         format!("in {} processes; {most}", report.candidates.len())
     });
     if report.waiting > 0 {
-        text += &format!("; {} wait for a look", report.waiting);
+        text += &format!("; {} not looked at yet", report.waiting);
     }
     let denied = match report.denied {
         0 => piece(Tone::Plain, ""),
-        denied => piece(Tone::Warn, format!("; {denied} may not be looked at by this user")),
+        denied => piece(Tone::Warn, format!("; {denied} not allowed")),
     };
     Row::about("huge pages", [piece(Tone::Plain, text), denied])
 }
@@ -87,7 +91,8 @@ mod tests {
         let text = text(View::Trim, &model(1, 0), &LOOK);
         for expected in [
             "trim       3 processes, 1 GiB gone so far\n",
-            "huge pages in 30 processes; name-1 (1) has the most, 2.0 GiB; 3 wait for a look; 12 may not be looked at by this user\n",
+            "huge pages in 30 processes; name-1 (1) has most, 2.0 GiB; 3 not looked at yet; 12 not allowed\n",
+            "           this user may not look at the memory of 12 processes; root may\n",
             "  1  name-1      2.0 GiB      8 GiB         24.4 %\n",
             "members",
         ] {
