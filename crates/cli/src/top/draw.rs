@@ -74,12 +74,13 @@ fn names(screen: &Screen, host: &str, columns: usize) -> Row {
 /// What keys do, and which rows are shown where there are more.
 fn footer(screen: &Screen, rows: Rows, first: usize, columns: usize) -> Row {
     let sort = if screen.view == View::Programs { "  s sort  r reverse" } else { "" };
-    let long = format!("1-7 Tab view  arrows PgUp PgDn scroll{sort}  space hold  ? help  q quit");
+    let long = format!("1-7 Tab view  arrows PgUp PgDn{sort}  space hold  ? help  q quit");
+    let middle = format!("1-7 view{sort}  ? help  q quit");
     let place = match rows.all > rows.room && !screen.help {
         true => format!("{}-{} of {}", first + 1, (first + rows.room).min(rows.all), rows.all),
         false => String::new(),
     };
-    let texts = [long.as_str(), "1-7 view  ? help  q quit", "? q"];
+    let texts = [long.as_str(), middle.as_str(), "1-7 view  ? help  q quit", "? q"];
     let fits = texts.into_iter().find(|text| width(text) + width(&place) + 2 <= columns).unwrap_or("");
     let free = columns.saturating_sub(width(fits) + width(&place));
     Row(vec![piece(Tone::Dim, fits), piece(Tone::Plain, format!("{:free$}{place}", ""))])
@@ -166,7 +167,7 @@ mod tests {
         assert!(lines[2].ends_with("below min: tasks reclaim") && lines[3].starts_with("node 1"), "{lines:?}");
         assert!(lines.iter().any(|line| line.starts_with("pool       12 GiB of 16 GiB ready")), "{lines:?}");
         assert!(lines.iter().any(|line| line.starts_with("reclaim ")), "{lines:?}");
-        assert_eq!(lines[23], "1-7 Tab view  arrows PgUp PgDn scroll  space hold  ? help  q quit");
+        assert_eq!(lines[23], "1-7 Tab view  arrows PgUp PgDn  space hold  ? help  q quit");
     }
 
     #[test]

@@ -60,8 +60,9 @@ pub fn page(model: &Model, look: &Look) -> Page {
     body.push(trim::candidates_in_short(model));
     body.push(Row::about("trim", [trim::short(model)]));
     body.push(Row::about("pool", [pool::short(model)]));
-    let factor = model.sample.factor.map_or(String::new(), |factor| format!("  (vm.watermark_scale_factor {factor})"));
-    body.push(Row::about("reclaim", [reclaim::short(model), piece(Tone::Dim, factor)]));
+    body.push(Row::about("reclaim", [reclaim::short(model)]));
+    let factor = model.sample.factor.map_or("not known".into(), |factor| factor.to_string());
+    body.push(Row::about("gap", [piece(Tone::Plain, format!("vm.watermark_scale_factor {factor}"))]));
     Page { head: Vec::new(), body }
 }
 
@@ -105,7 +106,8 @@ mod tests {
             "programs   3: 6 MiB in use, 2.2 MiB retained; 3 KiB/s in the background\n",
             "pool       12 GiB of 16 GiB ready, 8 GiB taken: filling\n",
             "trim       3 processes, 1 GiB gone so far\n",
-            "reclaim    1 GiB kept free ahead of 2 GiB a second  (vm.watermark_scale_factor 10)\n",
+            "reclaim    1 GiB kept free ahead of 2 GiB a second\n",
+            "gap        vm.watermark_scale_factor 10\n",
         ] {
             assert!(text.contains(expected), "'{expected}' in {text}");
         }

@@ -1,46 +1,58 @@
 //! Who has huge pages, and what `pagecrew trim` does about it.
 
+use super::super::candidates::Report;
 use super::super::model::Model;
 use super::super::text::{Piece, Row, Table, Tone, bytes, percent, piece};
 use super::{Look, Page, figures, missing};
 use pagecrew::stats::Part;
 
+/// Candidates that are shown above the figures of trim, where there are any.
+const ABOVE: usize = 10;
+
 pub fn page(model: &Model, look: &Look) -> Page {
-    let mut body = Vec::new();
-    let mut head = vec![Row::about("trim", [short(model)])];
-    if let Some(found) = model.answers.trim.here() {
-        body.extend(figures(Part::Trim, found));
-        body.push(Row::default());
-    }
-    body.push(candidates_in_short(model));
+    let mut body = vec![Row::about("trim", [short(model)]), candidates_in_short(model)];
+    let figures = model.answers.trim.here().map(|found| figures(Part::Trim, found));
     if let Some(report) = model.answers.candidates.here() {
         if report.denied > 0 {
             let text = format!("this user may not look at the memory of {} processes; root may", report.denied);
             body.push(Row::about("", [piece(Tone::Warn, text)]));
         }
-        let mut table = Table::new(&[">pid", "name", ">huge pages", ">anonymous", ">in huge pages"]);
-        for candidate in &report.candidates {
-            let share = candidate.memory.anon_huge as f64 / candidate.memory.anonymous.max(1) as f64;
-            table.add(
-                [
-                    candidate.pid.to_string(),
-                    candidate.name.clone(),
-                    bytes(Some(candidate.memory.anon_huge)),
-                    bytes(Some(candidate.memory.anonymous)),
-                    percent(Some(share.min(1.0))),
-                ]
-                .map(|text| piece(Tone::Plain, text)),
-            );
-        }
-        let (heading, rows) = table.rows(look.width);
-        if !rows.is_empty() {
-            body.push(heading);
-            body.extend(rows);
-            body.push(Row::of(Tone::Dim, "What they could give back: pagecrew trim --all --dry-run"));
-        }
+        body.push(Row::default());
+        body.extend(candidates(report, if figures.is_some() { ABOVE } else { usize::MAX }, look));
     }
-    head.push(Row::default());
-    Page { head, body }
+    if let Some(figures) = figures {
+        body.push(Row::default());
+        body.extend(figures);
+    }
+    Page { head: Vec::new(), body }
+}
+
+/// The table of the first ones.
+fn candidates(report: &Report, most: usize, look: &Look) -> Vec<Row> {
+    let mut table = Table::new(&[">pid", "name", ">huge pages", ">anonymous", ">in huge pages"]);
+    for candidate in report.candidates.iter().take(most) {
+        let share = candidate.memory.anon_huge as f64 / candidate.memory.anonymous.max(1) as f64;
+        table.add(
+            [
+                candidate.pid.to_string(),
+                candidate.name.clone(),
+                bytes(Some(candidate.memory.anon_huge)),
+                bytes(Some(candidate.memory.anonymous)),
+                percent(Some(share.min(1.0))),
+            ]
+            .map(|text| piece(Tone::Plain, text)),
+        );
+    }
+    let (heading, mut rows) = table.rows(look.width);
+    if rows.is_empty() {
+        return rows;
+    }
+    rows.insert(0, heading);
+    if let Some(more) = report.candidates.len().checked_sub(most).filter(|more| *more > 0) {
+        rows.push(Row::of(Tone::Dim, format!("and {more} more")));
+    }
+    rows.push(Row::of(Tone::Dim, "What they could give back: pagecrew trim --all --dry-run"));
+    rows
 }
 
 /// What trim does, in a few words.
@@ -67,7 +79,10 @@ pub fn candidates_in_short(model: &Model) -> Row {
     let first = report.candidates.first();
     let mut text = first.map_or("in no process that was looked at".to_owned(), |first| {
         let most = format!("{} ({}) has most, {}", first.name, first.pid, bytes(Some(first.memory.anon_huge)));
-        format!("in {} processes; {most}", report.candidates.len())
+        match report.candidates.len() {
+            1 => format!("in 1 process: {} ({}), {}", first.name, first.pid, bytes(Some(first.memory.anon_huge))),
+            count => format!("in {count} processes; {most}"),
+        }
     });
     if report.waiting > 0 {
         text += &format!("; {} not looked at yet", report.waiting);
@@ -94,7 +109,8 @@ mod tests {
             "huge pages in 30 processes; name-1 (1) has most, 2.0 GiB; 3 not looked at yet; 12 not allowed\n",
             "           this user may not look at the memory of 12 processes; root may\n",
             "  1  name-1      2.0 GiB      8 GiB         24.4 %\n",
-            "members",
+            "and 20 more\n",
+            "\nmembers  ",
         ] {
             assert!(text.contains(expected), "'{expected}' in {text}");
         }
