@@ -39,19 +39,20 @@ top_text() {
     if [ "$(id -u)" -eq 0 ] && command -v setpriv >/dev/null; then
         env -u PAGECREW_STATS_DIR setpriv --reuid 65534 --regid 65534 --clear-groups "$pagecrew" top --once --interval 200ms >"$work/text" ||
             fail "status $? as another user"
-        grep -q 'this user may not look at the memory of' "$work/text" || fail "nothing was denied to another user: $(cat "$work/text")"
+        grep -q 'not allowed to look at' "$work/text" || fail "nothing was denied to another user: $(cat "$work/text")"
     fi
 }
 
 # On a terminal.
 top_terminal() {
-    needs python3
+    needs python3 stty
     python3 tests/real/top.py "$pagecrew" "$work"
 }
 
 # What it costs to look at 300 processes each second.
 top_cost() {
     needs python3
+    if [ "${patience:-1}" -gt 1 ]; then skip "an emulated machine can't say what something costs"; fi
     python3 tests/real/top.py "$pagecrew" "$work" cost
 }
 

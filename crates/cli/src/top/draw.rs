@@ -2,12 +2,13 @@
 
 use super::model::Model;
 use super::screen::{Rows, Screen};
-use super::text::{Row, Tone, piece, width};
+use super::text::{Row, Tone, ascii, piece, width};
 use super::views::{Look, Page, View};
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
+use std::borrow::Cow;
 
 /// What a terminal can show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,7 +111,8 @@ fn help() -> Page {
 }
 
 fn line_of(row: &Row, ability: Ability) -> Line<'_> {
-    row.0.iter().map(|piece| Span::styled(piece.text.as_str(), style(piece.tone, ability.colour))).collect()
+    let text = |text| if ability.unicode { Cow::Borrowed(text) } else { ascii(text) };
+    row.0.iter().map(|piece| Span::styled(text(piece.text.as_str()), style(piece.tone, ability.colour))).collect()
 }
 
 fn style(tone: Tone, colour: bool) -> Style {
@@ -244,8 +246,12 @@ mod tests {
         let (none, plain) = colours(PLAIN);
         let (some, coloured) = colours(Ability { colour: true, unicode: true });
         assert_eq!((none, some > 100, plain), (0, true, coloured));
-        let (_, ascii) = colours(Ability { colour: false, unicode: false });
-        assert!(ascii.concat().is_ascii());
+        let mut foreign = model;
+        foreign.programs[0].name = "日本é".into();
+        for view in View::ALL {
+            let (buffer, _) = drawn(&foreign, &of(view), 80, 24, Ability { colour: false, unicode: false });
+            assert!(lines(&buffer).concat().is_ascii(), "{view:?}");
+        }
     }
 
     #[test]

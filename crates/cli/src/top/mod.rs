@@ -32,6 +32,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
+use text::ascii;
 use views::{Look, View};
 use watch::Watch;
 
@@ -172,7 +173,9 @@ fn as_text(watch: &Watch, view: Option<View>) -> String {
 
 fn text_of(model: &model::Model, view: Option<View>, width: usize) -> String {
     let look = Look { width, unicode: false, sort: Sort::default() };
-    let rows = |view: View| view.page(model, &look).rows().map(|row| row.text() + "\n").collect::<String>();
+    let rows = |view: View| {
+        view.page(model, &look).rows().map(|row| ascii(&row.text()).into_owned() + "\n").collect::<String>()
+    };
     match view {
         Some(view) => rows(view),
         None => {
@@ -233,7 +236,8 @@ mod tests {
 
     #[test]
     fn text_is_plain_and_has_every_view() {
-        let model = model::made_up::model(2, 3);
+        let mut model = model::made_up::model(2, 3);
+        model.programs[0].name = "日本é".into();
         let text = text_of(&model, None, 120);
         for view in &View::ALL[1..] {
             assert!(text.contains(&format!("== {}\n", view.name())), "{text}");

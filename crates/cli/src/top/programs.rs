@@ -5,7 +5,7 @@ use pagecrew::stats::Snapshot;
 use std::collections::BTreeMap;
 
 /// Pages that are read at a time. Of more programs, those come first whose turn it was longest ago.
-pub const AT_A_TIME: usize = 200;
+pub const AT_A_TIME: usize = 100;
 
 /// What was read of a program.
 #[derive(Debug, Clone, PartialEq)]
@@ -206,7 +206,7 @@ mod tests {
     fn of_a_thousand_each_has_its_turn() {
         let mut programs = Programs::default();
         let publishing: Vec<u32> = (1..=1000).collect();
-        for round in 1..=5 {
+        for round in 1..=10 {
             let due = programs.due(&publishing);
             assert_eq!(due.len(), AT_A_TIME);
             for pid in due {

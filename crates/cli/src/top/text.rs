@@ -2,6 +2,7 @@
 
 use pagecrew::units::Bytes;
 use ratatui::text::Line;
+use std::borrow::Cow;
 
 /// How a piece of text is meant. Nothing is said by the tone alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -60,6 +61,14 @@ impl Row {
         let text: String = self.0.iter().map(|piece| piece.text.as_str()).collect();
         text.trim_end().to_owned()
     }
+}
+
+/// `text` for a terminal that shows ASCII alone.
+pub fn ascii(text: &str) -> Cow<'_, str> {
+    if text.is_ascii() {
+        return Cow::Borrowed(text);
+    }
+    text.chars().map(|c| if c.is_ascii() { c } else { '?' }).collect()
 }
 
 /// Columns that labels take.
@@ -215,6 +224,11 @@ mod tests {
         assert_eq!(texts(0), ["name", "a", "日本"]);
         assert_eq!(table.rows(80).1[0].0[1].tone, Tone::Bad);
         assert_eq!(Table::new(&["only"]).rows(9).1, []);
+    }
+
+    #[test]
+    fn where_there_is_only_ascii() {
+        assert_eq!((ascii("a b"), ascii("é日▾")), ("a b".into(), Cow::<str>::Owned("???".into())));
     }
 
     #[test]

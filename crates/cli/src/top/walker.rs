@@ -10,9 +10,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// The share of one CPU that looks may take.
-const SHARE: f64 = 0.003;
+const SHARE: f64 = 0.002;
 /// What was not used for so long is saved: enough to look at hundreds of ordinary processes at the beginning.
-const SAVED: Duration = Duration::from_secs(10);
+const SAVED: Duration = Duration::from_secs(15);
 /// After so long it is looked which processes there are.
 const LIST_NS: u64 = 10_000_000_000;
 

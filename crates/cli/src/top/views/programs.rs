@@ -84,7 +84,7 @@ mod tests {
         let shown = text(View::Programs, &model, &LOOK);
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(lines.len(), 1003);
-        assert!(lines[0].contains("1000 (200 are looked at each time)"), "{}", lines[0]);
+        assert!(lines[0].contains("1000 (100 are looked at each time)"), "{}", lines[0]);
         assert_eq!(lines[2], " pid  name        in use▾     dirty    zeroed    reused   backgr.      now");
         assert_eq!(lines[3], "1000  a program  1000 MiB   125 MiB   250 MiB   500 MiB  1000 MiB  1 KiB/s");
         let look = Look { sort: Sort { key: Key::Pid, reversed: true }, unicode: false, ..LOOK };

@@ -14,7 +14,7 @@ pub fn page(model: &Model, look: &Look) -> Page {
     let figures = model.answers.trim.here().map(|found| figures(Part::Trim, found));
     if let Some(report) = model.answers.candidates.here() {
         if report.denied > 0 {
-            let text = format!("this user may not look at the memory of {} processes; root may", report.denied);
+            let text = format!("not allowed to look at: {} (other users' processes take root)", report.denied);
             body.push(Row::about("", [piece(Tone::Warn, text)]));
         }
         body.push(Row::default());
@@ -107,7 +107,7 @@ mod tests {
         for expected in [
             "trim       3 processes, 1 GiB gone so far\n",
             "huge pages in 30 processes; name-1 (1) has most, 2.0 GiB; 3 not looked at yet; 12 not allowed\n",
-            "           this user may not look at the memory of 12 processes; root may\n",
+            "           not allowed to look at: 12 (other users' processes take root)\n",
             "  1  name-1      2.0 GiB      8 GiB         24.4 %\n",
             "and 20 more\n",
             "\nmembers  ",
