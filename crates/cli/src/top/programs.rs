@@ -58,9 +58,10 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Which of those that publish are to be read now: those that are new, then those whose reading is oldest. The others that are known are gone.
+    /// Which of those that publish, in the order of their numbers, are to be read now: those that are new, then those whose reading is oldest. The
+    /// others that are known are gone.
     pub fn due(&mut self, publishing: &[u32]) -> Vec<u32> {
-        self.known.retain(|pid, _| publishing.contains(pid));
+        self.known.retain(|pid, _| publishing.binary_search(pid).is_ok());
         let mut due = publishing.to_vec();
         due.sort_by_key(|pid| (self.known.get(pid).map_or(0, |(_, last)| last.at_ns), *pid));
         due.truncate(AT_A_TIME);
