@@ -17,6 +17,7 @@ mod service;
 mod settings;
 mod signals;
 mod stats;
+mod top;
 mod trim;
 mod values;
 
@@ -30,6 +31,7 @@ Examples:
   pagecrew run redis-server redis.conf   run a program with faster large memory
   pagecrew run --stats python3 job.py    the same, and say at the end what was gained
   pagecrew stats                         the processes that run under pagecrew now
+  pagecrew top                           a machine's memory, live
   pagecrew trim --all --dry-run          what under-used huge pages could give back
   pagecrew pool serve --size 16G         keep zeroed memory ready for virtual machines
   pagecrew reclaim                       nobody has to reclaim for himself, without a number to tune
@@ -55,6 +57,7 @@ const LAST_WORDS: Duration = Duration::from_millis(30);
 enum Command {
     Run(run::Arguments),
     Stats(stats::Arguments),
+    Top(top::Arguments),
     Trim(trim::Arguments),
     Pool(pool::Arguments),
     Reclaim(reclaim::Arguments),
@@ -71,7 +74,7 @@ enum Command {
 impl Command {
     /// Whether the command does anything to memory, which takes pages of the size that the library is built for.
     fn takes_pages(&self) -> bool {
-        !matches!(self, Command::Doctor(_) | Command::Stats(_) | Command::Settings(_))
+        !matches!(self, Command::Doctor(_) | Command::Stats(_) | Command::Top(_) | Command::Settings(_))
     }
 }
 
@@ -90,6 +93,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Run(arguments) => run::run(arguments),
         Command::Stats(arguments) => stats::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Trim(arguments) => trim::run(arguments),
         Command::Pool(arguments) => pool::run(arguments),
         Command::Reclaim(arguments) => reclaim::run(&arguments),

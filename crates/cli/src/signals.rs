@@ -50,6 +50,18 @@ pub fn end_this_process() {
     unsafe { libc::kill(libc::getpid(), libc::SIGTERM) };
 }
 
+/// Has `signal` come to this thread, once it is not blocked there.
+pub fn raise(signal: i32) {
+    // SAFETY: sends a signal to this very thread.
+    unsafe { libc::raise(signal) };
+}
+
+/// Asks all processes of the job to stop, this one among them, as the terminal does at Ctrl-Z.
+pub fn stop_this_group() {
+    // SAFETY: sends a signal to the processes of this job, which is what the user asks for.
+    unsafe { libc::kill(0, libc::SIGTSTP) };
+}
+
 /// Waits until one of `polled` is ready, or `timeout` has passed.
 pub fn poll(polled: &mut [libc::pollfd], timeout: Option<Duration>) {
     let time = timeout.map(|timeout| libc::timespec {

@@ -41,6 +41,21 @@ fn nonsense_is_named() {
     fails(run(&["--huge-pages", "maybe", "true"]), 2, &["--huge-pages", "maybe"]);
     fails(pagecrew(&["stats", "me"]), 2, &["me"]);
     fails(pagecrew(&["bench", "no-such-bench"]), 2, &["no-such-bench"]);
+    fails(pagecrew(&["top", "--once", "--interval", "soon"]), 2, &["--interval", "soon"]);
+    fails(pagecrew(&["top", "--once", "--view", "everything"]), 2, &["--view", "everything"]);
+    fails(pagecrew(&["top", "--once", "--config", "/no/such/file"]), 2, &["/no/such/file"]);
+}
+
+#[test]
+fn top_needs_a_terminal_or_once() {
+    let mut command = pagecrew(&["top"]);
+    command.stdin(Stdio::null());
+    fails(command, 2, &["terminal", "--once", "--json"]);
+    let output = pagecrew(&["top", "--once", "--interval", "100ms", "--json"]).stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success() && err(&output).is_empty(), "{}", err(&output));
+    let document: serde_json::Value = serde_json::from_str(&out(&output)).unwrap();
+    assert!(document["memory"]["total_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{document}");
+    assert!(document["interval_seconds"].as_f64().is_some_and(|seconds| seconds >= 0.1), "{document}");
 }
 
 #[test]
@@ -114,7 +129,7 @@ fn statistics_of_a_process_that_has_none() {
 
 #[test]
 fn a_closed_pipe_ends_quietly() {
-    for arguments in [&["--help"][..], &["doctor"], &["stats"]] {
+    for arguments in [&["--help"][..], &["doctor"], &["stats"], &["top", "--once", "--interval", "100ms"]] {
         let mut child = pagecrew(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();

@@ -20,6 +20,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+pub use status::text as status_text;
+
 /// Keep memory ready and zeroed before a virtual machine or a big process asks
 ///
 /// A server fills files of huge pages in the background. Whoever takes one starts at once, instead of waiting until
@@ -88,10 +90,14 @@ struct Place {
 
 impl Place {
     fn connect(&self) -> Result<Client, Failure> {
-        let variable = std::env::var_os("PAGECREW_POOL_SOCKET").filter(|path| !path.is_empty());
-        let path = self.socket.clone().or(variable.map(PathBuf::from)).unwrap_or_else(|| pool::SOCKET.into());
-        Client::connect(&path).map_err(failure)
+        Client::connect(&self.socket.clone().unwrap_or_else(socket)).map_err(failure)
     }
+}
+
+/// Where the server is if nobody says otherwise.
+pub fn socket() -> PathBuf {
+    let variable = std::env::var_os("PAGECREW_POOL_SOCKET").filter(|path| !path.is_empty());
+    variable.map_or_else(|| pool::SOCKET.into(), PathBuf::from)
 }
 
 /// How the command fails.

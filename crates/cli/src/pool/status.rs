@@ -129,7 +129,8 @@ fn read(json: &str) -> Result<Status, Failure> {
     serde_json::from_str(json).map_err(|error| Failure::Failed(format!("the pool's answer '{json}': {error}")))
 }
 
-fn text(json: &str) -> Result<String, Failure> {
+/// What a server has answered, for people.
+pub fn text(json: &str) -> Result<String, Failure> {
     let status = read(json)?;
     let mut text = format!(
         "pool at {} ({}, served by process {}): {}\n",

@@ -49,6 +49,8 @@ figures! {
         demands: u64, Counter Count, "Times that demand began.";
         changes: u64, Counter Count, "Times that the setting was changed.";
         hurts: u64, Gauge Count, "1 while no more is kept free for some time, because memory has come back from swap; else 0.";
+        bounded: u64, Gauge Count, "1 while the demand needs more than may be kept free (setting most); else 0.";
+        saturated: u64, Gauge Count, "1 while tasks wait although reclaim in the background works all the time, so that more is of no use; else 0.";
         looks: u64, Counter Count, "Looks at the nodes.";
         reclaimed_bytes: u64, Counter Bytes, "Memory that was reclaimed while it was looked, by whomever.";
         reclaimed_by_tasks_bytes: u64, Counter Bytes, "Of that, memory that tasks had to reclaim for themselves.";
@@ -304,6 +306,8 @@ impl Reclaimer {
         self.standing.gap_bytes = self.plan.gap(self.factor.now());
         self.standing.demand_bytes = self.plan.demand();
         self.standing.hurts = self.plan.hurts(now_ns()).into();
+        self.standing.bounded = (self.plan.cause() == Cause::Bounded).into();
+        self.standing.saturated = (self.plan.cause() == Cause::Saturated).into();
         self.standing.lead_ns = self.plan.lead().as_nanos() as u64;
     }
 }

@@ -600,10 +600,10 @@ fn a_program_is_not_taken_to_have_had_more_than_it_had() {
             });
         }
     });
-    // What was freed on a CPU counts as in use until it is summed up there.
-    let not_summed_up = region.core().caches.used().count() * (8 << 20);
     let (peak, most) = (region.core().retention.peak_in_use(), most.into_inner());
-    assert!(peak <= most + not_summed_up, "{peak} instead of {most}, on {not_summed_up}, lanes {}", region.core().lanes.used());
+    // What was freed on a CPU counts as in use until it is summed up there, and so does what a zone that somebody is at has not added yet.
+    let not_summed_up = region.core().caches.used().count() * (8 << 20) + region.core().zones.len() * most / 64;
+    assert!(peak <= most + not_summed_up, "{} MiB instead of {} MiB", peak >> 20, most >> 20);
     region.core().drain_caches();
     assert_eq!((region.core().in_use(), region.core().cached()), (0, 0));
 }

@@ -9,6 +9,8 @@ use crate::sys::memory::{self, Protection, Range};
 use crate::sys::process::start_ticks;
 use crate::sys::{Errno, PAGE_SIZE};
 use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
@@ -138,10 +140,10 @@ impl Snapshot {
     /// The states of all zones together.
     pub fn bytes(&self) -> ZoneBytes {
         self.zones.iter().fold(ZoneBytes::default(), |sum, zone| ZoneBytes {
-            reserved: sum.reserved + zone.reserved,
-            in_use: sum.in_use + zone.in_use,
-            retained_dirty: sum.retained_dirty + zone.retained_dirty,
-            retained_zeroed: sum.retained_zeroed + zone.retained_zeroed,
+            reserved: sum.reserved.saturating_add(zone.reserved),
+            in_use: sum.in_use.saturating_add(zone.in_use),
+            retained_dirty: sum.retained_dirty.saturating_add(zone.retained_dirty),
+            retained_zeroed: sum.retained_zeroed.saturating_add(zone.retained_zeroed),
         })
     }
 }
@@ -340,40 +342,92 @@ impl fmt::Display for ReadError {
 
 impl std::error::Error for ReadError {}
 
-/// Reads the counters of process `pid`, published in `directory`.
+/// Reads the counters of process `pid`, published in `directory`, which may be another user's: whatever lies there holds up nobody, and is
+/// never mapped.
 ///
 /// # Errors
 /// See [`ReadError`].
 pub fn read(directory: &Path, pid: u32) -> Result<Snapshot, ReadError> {
-    use std::os::fd::AsRawFd;
     let path = directory.join(pid.to_string());
-    let refused = |errno| ReadError::Refused(path.clone(), errno);
-    let file = std::fs::File::open(&path).map_err(|error| match error.raw_os_error() {
+    let refused = |error: std::io::Error| ReadError::Refused(path.clone(), error.into());
+    // Of a pipe, nobody waits for its other end.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path);
+    let file = file.map_err(|error| match error.raw_os_error() {
         Some(libc::ENOENT) | None => ReadError::NotThere(path.clone()),
-        Some(errno) => refused(Errno(errno)),
+        Some(_) => refused(error),
     })?;
-    if file.metadata().map_or(0, |about| about.len()) != LENGTH as u64 {
+    if !file.metadata().is_ok_and(|about| about.is_file() && about.len() == LENGTH as u64) {
         return Err(ReadError::OtherLayout(path));
     }
-    // SAFETY: a new read-only mapping of a file of that length; it is unmapped below, before nobody can use it any more.
-    let address =
-        unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
-    if address == libc::MAP_FAILED {
-        return Err(refused(Errno::last()));
+    let (mut one, mut other) = (Page::zeroed(), Page::zeroed());
+    one.copy_from(&file).map_err(refused)?;
+    if one.magic != MAGIC || one.layout.load(Ordering::Relaxed) != LAYOUT {
+        return Err(ReadError::OtherLayout(path));
     }
-    // SAFETY: the mapping is long enough; every bit pattern is a valid `Page`, and what changes under us is atomic.
-    let page = unsafe { &*(address as *const Page) };
-    let result = if page.magic != MAGIC || page.layout.load(Ordering::Relaxed) != LAYOUT {
-        Err(ReadError::OtherLayout(path))
-    } else if start_ticks(pid as i32) != Ok(page.start_time.load(Ordering::Relaxed)) {
+    if start_ticks(pid as i32) != Ok(one.start_time.load(Ordering::Relaxed)) {
         let _ = std::fs::remove_file(&path);
-        Err(ReadError::Ended(pid))
-    } else {
-        Ok(page.snapshot())
-    };
-    // SAFETY: the mapping made above; `page` is not used any more.
-    let _ = unsafe { memory::unmap(Range { start: address as usize, len: LENGTH }) };
-    result
+        return Err(ReadError::Ended(pid));
+    }
+    for pair in 1..=COPIES_MOST {
+        other.copy_from(&file).map_err(refused)?;
+        if one.stood_still(&other) || pair == COPIES_MOST {
+            break;
+        }
+        std::mem::swap(&mut one, &mut other);
+    }
+    Ok(one.copied(&other))
+}
+
+/// Pairs of copies after which a zone counts as empty whose states were never seen at one instant.
+const COPIES_MOST: usize = 100;
+
+impl Page {
+    fn zeroed() -> Box<Page> {
+        // SAFETY: the layout is that of a `Page`, which is not empty and for which all zeroes is a valid value.
+        unsafe {
+            let layout = std::alloc::Layout::new::<Page>();
+            let page = std::alloc::alloc_zeroed(layout);
+            if page.is_null() {
+                std::alloc::handle_alloc_error(layout);
+            }
+            Box::from_raw(page.cast())
+        }
+    }
+
+    /// Becomes what stands in `file` now, which may change meanwhile.
+    fn copy_from(&mut self, file: &File) -> std::io::Result<()> {
+        // SAFETY: nobody else has this page, and every bit pattern is a valid `Page`; it has no padding that was never written, since it began as zeroes.
+        let bytes = unsafe { std::slice::from_raw_parts_mut((&raw mut *self).cast::<u8>(), size_of::<Page>()) };
+        file.read_exact_at(bytes, 0)
+    }
+
+    fn zones_used(&self) -> &[ZoneStates] {
+        &self.zones[..(self.zone_count.load(Ordering::Relaxed) as usize).min(MAX_ZONES)]
+    }
+
+    /// Whether nobody was at a zone while this was copied, if `later` was copied after it.
+    fn stood_still(&self, later: &Page) -> bool {
+        self.zones_used().iter().zip(&later.zones).all(|(zone, later)| zone.stood_still(later))
+    }
+
+    /// What this copy says; of zones that did not stand still until `later`, nothing.
+    fn copied(&self, later: &Page) -> Snapshot {
+        let zone = |(zone, later): (&ZoneStates, &ZoneStates)| {
+            if zone.stood_still(later) { zone.read().unwrap_or_default() } else { ZoneBytes::default() }
+        };
+        Snapshot {
+            counters: self.counters.values(),
+            zones: self.zones_used().iter().zip(&later.zones).map(zone).collect(),
+        }
+    }
+}
+
+impl ZoneStates {
+    /// Of two copies: a writer would have changed the sequence before it changed anything else.
+    fn stood_still(&self, later: &ZoneStates) -> bool {
+        let [before, after] = [self, later].map(|zone| zone.sequence.load(Ordering::Relaxed));
+        before == after && before.is_multiple_of(2)
+    }
 }
 
 #[cfg(test)]
@@ -432,5 +486,47 @@ mod tests {
         std::fs::write(directory.join("1"), b"short").unwrap();
         assert!(matches!(read(&directory, 1), Err(ReadError::OtherLayout(_))));
         std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn what_others_lay_there_holds_up_nobody() {
+        let directory = scratch("others");
+        std::fs::create_dir(&directory).unwrap();
+        let name = std::ffi::CString::new(directory.join("1").to_str().unwrap()).unwrap();
+        // SAFETY: the name is a C string.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        assert!(matches!(read(&directory, 1), Err(ReadError::OtherLayout(_))));
+        std::os::unix::fs::symlink("/dev/zero", directory.join("2")).unwrap();
+        assert!(matches!(read(&directory, 2), Err(ReadError::Refused(_, Errno(libc::ELOOP)))));
+        std::fs::create_dir(directory.join("3")).unwrap();
+        assert!(matches!(read(&directory, 3), Err(ReadError::OtherLayout(_))));
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn the_states_of_a_zone_are_of_one_instant() {
+        let directory = scratch("instant");
+        let page = StatsPage::new().unwrap();
+        page.set_zone_count(1);
+        page.share(&directory).unwrap();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut in_use = 0;
+                while !done.load(Ordering::Relaxed) {
+                    in_use = (in_use + 1) % 1000;
+                    page.zones[0].publish(ZoneBytes { reserved: 1000 - in_use, in_use, ..ZoneBytes::default() });
+                }
+            });
+            for _ in 0..2000 {
+                // Where it never stands still, there is nothing.
+                let total = read(&directory, std::process::id()).unwrap().bytes().total();
+                assert!(total == 1000 || total == 0, "{total}");
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(read(&directory, std::process::id()).unwrap().bytes().total(), 1000);
+        page.unshare();
+        std::fs::remove_dir(&directory).unwrap();
     }
 }

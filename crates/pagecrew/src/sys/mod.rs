@@ -3,6 +3,7 @@
 //! Every call returns the kernel's own error as [`Errno`], and every item says the kernel version that brought it. What a process
 //! may call on its last stack or at its very end ([`stop`], [`memory`]) allocates nothing.
 
+pub mod activity;
 pub mod cgroup;
 pub mod clock;
 #[cfg(not(loom))]
@@ -13,17 +14,21 @@ pub mod maps;
 pub mod membarrier;
 pub mod memory;
 pub mod mount;
+pub mod nodes;
 pub mod numa;
 pub mod numa_maps;
 mod page_size;
 pub mod pagemap;
 pub mod process;
+pub mod process_list;
 pub mod procfs;
+pub mod psi;
 pub mod rights;
 pub mod rseq;
 pub mod sched;
 pub mod seqpacket;
 pub mod shared_file;
+pub mod smaps;
 pub mod stop;
 pub mod thread;
 pub mod topology;

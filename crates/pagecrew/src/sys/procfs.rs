@@ -3,6 +3,9 @@
 
 use super::Errno;
 use std::ffi::CStr;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 
 /// Room for one small file, on the heap: it may be read on a stack of a few kilobytes.
 pub struct Buffer(Vec<u8>);
@@ -66,6 +69,16 @@ fn read_bytes<'b>(path: &CStr, buffer: &'b mut [u8]) -> Result<&'b [u8], Errno> 
         count as usize
     };
     Ok(&buffer[..count])
+}
+
+/// The beginning of the file `path` under the directory `root`, up to `most` bytes, for those who may allocate. What is not UTF-8 is replaced.
+///
+/// # Errors
+/// Those of `open` and `read`.
+pub fn text_under(root: &Path, path: &str, most: usize) -> Result<String, Errno> {
+    let mut bytes = Vec::with_capacity(most.min(4096));
+    File::open(root.join(path))?.take(most as u64).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
 /// Puts `prefixes`, `number` and `suffix` together as a C string in `room`, cut off where the room ends.
@@ -152,6 +165,14 @@ pub struct MemoryInfo {
 pub fn memory_info() -> Result<MemoryInfo, Errno> {
     let mut buffer = Buffer::new();
     parse_memory_info(read(c"/proc/meminfo", &mut buffer)?).ok_or(Errno(libc::EILSEQ))
+}
+
+/// The same of a made-up tree, or of `/`.
+///
+/// # Errors
+/// As [`memory_info`].
+pub fn memory_info_under(root: &Path) -> Result<MemoryInfo, Errno> {
+    parse_memory_info(&text_under(root, "proc/meminfo", 16 << 10)?).ok_or(Errno(libc::EILSEQ))
 }
 
 fn parse_memory_info(text: &str) -> Option<MemoryInfo> {
@@ -270,6 +291,16 @@ mod tests {
         assert_eq!(parse_node_memory(text), Some(expected));
         assert_eq!(parse_node_memory("Node 1 MemTotal:  2048 kB\n"), None);
         assert!(node_memory(1 << 20).is_err());
+    }
+
+    #[test]
+    fn texts_of_any_root() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::write(root.path().join("x"), b"ab\xffcd").unwrap();
+        assert_eq!(text_under(root.path(), "x", 4), Ok("ab\u{fffd}c".into()));
+        assert_eq!(text_under(root.path(), "y", 4), Err(Errno(libc::ENOENT)));
+        assert_eq!(memory_info_under(Path::new("/")).unwrap().total, memory_info().unwrap().total);
+        assert_eq!(memory_info_under(root.path()), Err(Errno(libc::ENOENT)));
     }
 
     #[test]

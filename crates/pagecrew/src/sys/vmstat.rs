@@ -4,6 +4,7 @@ use super::procfs::{self, Buffer};
 use super::{Errno, PAGE_SIZE};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 /// What was counted since the machine was started, in `/proc/vmstat`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -80,6 +81,16 @@ fn counts(text: &str) -> Option<Counts> {
     (reclaims && stalls).then_some(counts)
 }
 
+/// `vm.watermark_scale_factor`: how far the watermarks are apart, in ten thousandths of the memory (4.6). `root` is `/`, or the top of a made-up
+/// tree.
+///
+/// # Errors
+/// Those of `read`; `EILSEQ` where it is no number.
+pub fn scale_factor(root: &Path) -> Result<u64, Errno> {
+    let text = procfs::text_under(root, "proc/sys/vm/watermark_scale_factor", 64)?;
+    text.trim().parse().map_err(|_| Errno(libc::EILSEQ))
+}
+
 /// Free memory of the node with the kernel's number `node`, in bytes (`/sys/devices/system/node/nodeN/vmstat`, 2.6.38).
 ///
 /// # Errors
@@ -115,9 +126,20 @@ pub struct Zone {
 /// # Errors
 /// Those of `read`; `EILSEQ` where there is nothing of that.
 pub fn zones() -> Result<Vec<Zone>, Errno> {
-    let zones = parse_zones(&std::fs::read_to_string("/proc/zoneinfo")?);
+    zones_under(Path::new("/"))
+}
+
+/// The same of a made-up tree.
+///
+/// # Errors
+/// As [`zones`].
+pub fn zones_under(root: &Path) -> Result<Vec<Zone>, Errno> {
+    let zones = parse_zones(&procfs::text_under(root, "proc/zoneinfo", ZONEINFO_MOST)?);
     if zones.is_empty() { Err(Errno(libc::EILSEQ)) } else { Ok(zones) }
 }
+
+/// With a line for each CPU of each zone: more than thousands of CPUs have.
+const ZONEINFO_MOST: usize = 64 << 20;
 
 fn parse_zones(text: &str) -> Vec<Zone> {
     let mut zones: Vec<Zone> = Vec::new();
@@ -151,7 +173,13 @@ fn parse_zones(text: &str) -> Vec<Zone> {
 
 /// The kernel's threads that reclaim in the background: node and thread, in the order of the nodes. Empty in a PID namespace of its own.
 pub fn kswapds() -> Vec<(usize, libc::pid_t)> {
-    let mut found: Vec<_> = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(kswapd).collect();
+    kswapds_under(Path::new("/"))
+}
+
+/// The same of a made-up tree.
+pub fn kswapds_under(root: &Path) -> Vec<(usize, libc::pid_t)> {
+    let mut found: Vec<_> =
+        std::fs::read_dir(root.join("proc")).into_iter().flatten().flatten().filter_map(kswapd).collect();
     found.sort_unstable();
     found
 }
@@ -180,7 +208,18 @@ pub fn run_ns(thread: libc::pid_t) -> Result<u64, Errno> {
     let mut buffer = [0; 128];
     let mut room = [0; 32];
     let path = procfs::path(&mut room, &["/proc/"], thread as u64, "/schedstat");
-    let text = procfs::read(path, &mut buffer)?;
+    parse_run_ns(procfs::read(path, &mut buffer)?)
+}
+
+/// The same of a made-up tree.
+///
+/// # Errors
+/// As [`run_ns`].
+pub fn run_ns_under(root: &Path, thread: libc::pid_t) -> Result<u64, Errno> {
+    parse_run_ns(&procfs::text_under(root, &format!("proc/{thread}/schedstat"), 128)?)
+}
+
+fn parse_run_ns(text: &str) -> Result<u64, Errno> {
     text.split_ascii_whitespace().next().and_then(|ns| ns.parse().ok()).ok_or(Errno(libc::EILSEQ))
 }
 
@@ -241,6 +280,34 @@ mod tests {
         ];
         assert_eq!(parse_zones(text), expected);
         assert_eq!(parse_zones("min 5\nNode x, zone\n managed 5\n"), []);
+    }
+
+    #[test]
+    fn made_up_trees() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(zones_under(root.path()), Err(Errno(libc::ENOENT)));
+        assert_eq!(scale_factor(root.path()), Err(Errno(libc::ENOENT)));
+        assert_eq!(kswapds_under(root.path()), []);
+        let put = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        put("proc/sys/vm/watermark_scale_factor", "10\n");
+        put("proc/zoneinfo", "garbage");
+        for (pid, name, flags) in [(45, "kswapd1\n", 2_103_360), (44, "kswapd0\n", 2_103_360), (46, "kswapd2\n", 0)] {
+            put(&format!("proc/{pid}/comm"), name);
+            put(&format!("proc/{pid}/stat"), &format!("{pid} (x) S 2 0 0 0 -1 {flags} 0"));
+        }
+        put("proc/44/schedstat", "12345 6 7\n");
+        put("proc/45/schedstat", "");
+        assert_eq!(scale_factor(root.path()), Ok(10));
+        assert_eq!(zones_under(root.path()), Err(Errno(libc::EILSEQ)));
+        assert_eq!(kswapds_under(root.path()), [(0, 44), (1, 45)]);
+        assert_eq!(
+            (run_ns_under(root.path(), 44), run_ns_under(root.path(), 45)),
+            (Ok(12345), Err(Errno(libc::EILSEQ)))
+        );
     }
 
     #[test]
