@@ -12,5 +12,4 @@ pub mod check;
 pub use address::Address;
 pub use listener::Listener;
 pub use service::Service;
-#[cfg(test)]
 pub use text::text;

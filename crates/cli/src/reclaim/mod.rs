@@ -15,7 +15,7 @@ use pagecrew::control::lead::Cause;
 use pagecrew::reclaim::{Event, Options, ReclaimError, Reclaimer, Standing};
 use pagecrew::units::Bytes;
 use serde_json::Value;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Keep memory free ahead of those who take it, so that they need not reclaim it themselves
@@ -24,7 +24,7 @@ use std::process::ExitCode;
 /// anywhere: they wait, and reclaim for themselves. While there is such demand, this has the kernel begin earlier
 /// (vm.watermark_scale_factor), by as much as the demand needs. Without demand the setting is as it was before. While nothing is reclaimed,
 /// this sleeps. However it ends, the setting is put back.
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 #[command(after_help = "\
 Examples:
   pagecrew reclaim                            as long as it runs, and say what came of it
@@ -72,6 +72,11 @@ fn job(arguments: &Arguments, config: Config) -> Result<Job, Failure> {
 
 fn read(arguments: &Arguments) -> Result<Job, Failure> {
     job(arguments, Config::read(arguments.config.as_deref())?)
+}
+
+/// Fails as the service would for the settings of `file`.
+pub fn check(file: Option<&Path>) -> Result<(), Failure> {
+    read(&Arguments { config: file.map(Path::to_owned), ..Arguments::default() }).map(drop)
 }
 
 impl From<ReclaimError> for Failure {

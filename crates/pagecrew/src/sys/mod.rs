@@ -4,6 +4,7 @@
 //! may call on its last stack or at its very end ([`stop`], [`memory`]) allocates nothing.
 
 pub mod cgroup;
+pub mod child;
 pub mod clock;
 #[cfg(not(loom))]
 pub mod cpu_stack;
