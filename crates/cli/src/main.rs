@@ -84,6 +84,7 @@ impl Command {
 fn main() -> ExitCode {
     signals::end_quietly_on_a_closed_pipe();
     failure::report_panics_in_one_line();
+    supervised::take_name();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => return failure::wrong_usage(&error),

@@ -5,6 +5,13 @@ use std::sync::OnceLock;
 /// The variable in which the supervisor says so: the service's name.
 pub const VARIABLE: &str = "PAGECREW_SERVE";
 
+/// Calls this process what an operator knows it by: it was started by a path that says nothing.
+pub fn take_name() {
+    if name().is_some() {
+        let _ = rustix::thread::set_name(c"pagecrew");
+    }
+}
+
 /// The service's name; `None` where nobody supervises it.
 pub fn name() -> Option<&'static str> {
     static NAME: OnceLock<Option<String>> = OnceLock::new();

@@ -46,6 +46,9 @@ pub struct Arguments {
     /// One JSON object a line, whenever something changes, instead of sentences
     #[arg(long)]
     json: bool,
+    /// The number of the tracepoint, as a supervisor with more rights has found it
+    #[arg(long, hide = true)]
+    wakes: Option<u64>,
 }
 
 /// What is to be done.
@@ -67,7 +70,7 @@ fn job(arguments: &Arguments, config: Config) -> Result<Job, Failure> {
     let most = most.transpose().map_err(usage("--most"))?.unwrap_or(Options::default().most);
     let metrics =
         arguments.metrics.as_ref().map(|text| Address::parse(text).map_err(usage("--metrics"))).transpose()?;
-    Ok(Job { options: Options { most }, metrics: metrics.or(config.metrics) })
+    Ok(Job { options: Options { most, wakes: arguments.wakes }, metrics: metrics.or(config.metrics) })
 }
 
 fn read(arguments: &Arguments) -> Result<Job, Failure> {

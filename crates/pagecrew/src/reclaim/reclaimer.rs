@@ -24,6 +24,8 @@ pub struct Options {
     /// The most that is kept free ahead of demand, of each node's memory; where 1 is all. Up to as much again is free while the kernel
     /// reclaims.
     pub most: f64,
+    /// What [`support::wakes`] has said to a process with more rights. Does not change once it has begun.
+    pub wakes: Option<u64>,
 }
 
 impl Options {
@@ -33,7 +35,7 @@ impl Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { most: 0.025 }
+        Options { most: 0.025, wakes: None }
     }
 }
 
@@ -154,7 +156,7 @@ impl Reclaimer {
     /// # Errors
     /// See [`ReclaimError`].
     pub fn new(options: Options) -> Result<Reclaimer, ReclaimError> {
-        let threads = support::attempt().map_err(ReclaimError::Unsupported)?;
+        let threads = support::attempt(options.wakes).map_err(ReclaimError::Unsupported)?;
         let mut nodes: Vec<Node> =
             threads.into_iter().map(|thread| Node { thread, last: Found { free: 0, busy_ns: 0 } }).collect();
         let factor = Factor::take()?;

@@ -52,16 +52,25 @@ pub struct Thread {
     pub wakes: Tracepoint,
 }
 
-/// The kernel's threads, if it can be done. Changes nothing.
+/// The kernel's number of the tracepoint at which its threads wake up. Where tracepoints have no file system, to find it takes more rights
+/// than to use it.
+///
+/// # Errors
+/// Those of [`tracepoint::number`].
+pub fn wakes() -> Result<u64, Errno> {
+    tracepoint::number(WAKES)
+}
+
+/// The kernel's threads, if it can be done; by the number that [`wakes`] has said to somebody else, or says now. Changes nothing.
 ///
 /// # Errors
 /// See [`Unsupported`].
-pub fn attempt() -> Result<Vec<Thread>, Unsupported> {
+pub fn attempt(number: Option<u64>) -> Result<Vec<Thread>, Unsupported> {
     let found = vmstat::kswapds();
     if found.is_empty() {
         return Err(Unsupported::NoThreads);
     }
-    let id = tracepoint::number(WAKES).map_err(Unsupported::Events)?;
+    let id = number.map_or_else(wakes, Ok).map_err(Unsupported::Events)?;
     let thread = |(node, number)| Ok(Thread { node, number, wakes: Tracepoint::new(id, number)? });
     let threads = found.into_iter().map(thread).collect::<Result<_, Errno>>().map_err(Unsupported::Events)?;
     let opened = std::fs::OpenOptions::new().write(true).open(PATH);
