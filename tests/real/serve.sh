@@ -304,6 +304,54 @@ serve_left_out() {
     grep -q 'takes root' "$work/error" || fail "$(cat "$work/error")"
 }
 
+# A pool counts what reclaim keeps free ahead as available, for as long as reclaim says so, and no longer.
+serve_ahead() {
+    local file=/dev/shm/pagecrew-ahead
+    needs python3
+    if pgrep -f '^pagecrew reclaim|/pagecrew reclaim' >/dev/null || [ -e "$file" ]; then skip "reclaim runs on this machine"; fi
+    serve --size 2M --floor 1M
+    at_exit "rm -f $file; clear_pool"
+    # Twice the distance lies below the watermark high; the rest is what the kernel leaves out of caches.
+    python3 - "$file" "$pagecrew" <<'PYTHON' || fail "status $?"
+import json, os, subprocess, sys, time
+
+file, pagecrew = sys.argv[1:]
+MIB, GIB = 1 << 20, 1 << 30
+total = int(open("/proc/meminfo").read().split()[1]) << 10
+gap = min(512 * MIB, total // 10)
+
+
+def line(age, text_of_sum=None):
+    text = f"pagecrew ahead 1 {time.clock_gettime_ns(time.CLOCK_MONOTONIC) - age} {60 * MIB} 0 {gap}"
+    total = 0xCBF29CE484222325
+    for byte in text.encode():
+        total = (total ^ byte) * 0x100000001B3 % (1 << 64)
+    return f"{text} {text_of_sum or format(total, '016x')}\n"
+
+
+def more(text, mode=0o644):
+    """How much more is available for the pool with that text in the file than without."""
+    with open(file, "w") as out:
+        os.fchmod(out.fileno(), mode)
+        out.write(text)
+    available = lambda: json.loads(subprocess.check_output([pagecrew, "pool", "status", "--json"]))["available_bytes"]
+    told = available()
+    os.unlink(file)
+    return told - available()
+
+
+# Others take and give back meanwhile, so it is tried some times.
+seen = max(more(line(0)) for _ in range(5))
+assert seen >= gap, seen
+for void in [line(2 * 10**9), line(0, "0" * 16), "", "x" * 1000]:
+    assert min(more(void) for _ in range(5)) < gap // 2, void
+assert min(more(line(0), 0o666) for _ in range(5)) < gap // 2
+print(f"{seen >> 20} MiB for a distance of {gap >> 20}")
+PYTHON
+    stop_server
+}
+
 add serve/whole 180 serve_whole
 add serve/killed 120 serve_killed
 add serve/left-out 60 serve_left_out
+add serve/ahead 60 serve_ahead
