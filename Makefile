@@ -68,9 +68,10 @@ install: build ## The command, the library and the services into PREFIX (default
 	install -D -m 644 $(RELEASE)/libpagecrew_preload.so $(DESTDIR)$(PREFIX)/lib/pagecrew/libpagecrew_preload.so
 	install -D -m 644 contrib/pagecrew.toml $(DESTDIR)$(PREFIX)/share/doc/pagecrew/pagecrew.toml
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system contrib/pagecrew-pool.service contrib/pagecrew-trim.service \
-		contrib/pagecrew-reclaim.service
+		contrib/pagecrew-reclaim.service contrib/pagecrew.service
 	sed -i 's|=/usr/local/bin/|=$(PREFIX)/bin/|' $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,pagecrew-pool.service pagecrew-trim.service \
-		pagecrew-reclaim.service)
+		pagecrew-reclaim.service pagecrew.service)
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/pagecrew contrib/grafana/pagecrew.json contrib/prometheus/pagecrew.rules.yml
 
 .PHONY: clean
 clean: ## Remove what was built

@@ -16,7 +16,7 @@ of_run=(family/glibc family/nobody storm/nobody forks/daemon/glibc forks/descrip
 few_of_run=(family/glibc family/nobody storm/nobody forks/daemon/glibc forks/handlers/glibc forks/quiet/glibc stragglers/nobody mappings/storm
     limits/own-data limits/no-processes oom)
 of_pool=(pool/heap pool/filling pool/tenants pool/example pool/kills)
-everything=(feature unit sequences "${of_run[@]}" trim "${of_pool[@]}" reclaim units numa)
+everything=(feature unit sequences "${of_run[@]}" trim "${of_pool[@]}" reclaim serve units numa)
 
 machine_debian13() {
     about='x86-64, 4 CPUs, 2 nodes, cgroup v2, swap'

@@ -5,6 +5,7 @@
 pool_unit=$root/contrib/pagecrew-pool.service
 trim_unit=$root/contrib/pagecrew-trim.service
 reclaim_unit=$root/contrib/pagecrew-reclaim.service
+serve_unit=$root/contrib/pagecrew.service
 limits_of_unit=$root/tests/real/limits_of_unit.py
 
 # can_limit UNIT: skips unless its limits can be set here. Sets `interpreter`, a python3 that is no script.
@@ -290,6 +291,50 @@ units_reclaim() {
     nothing_refused "$work/log"
 }
 
+# All of them together: nothing that one needs is refused, and each has the rights of its own unit.
+units_serve() {
+    can_reclaim
+    serve_place
+    can_limit "$serve_unit"
+    local name given_up factor_before services=(pool reclaim) mounted=/sys/kernel/tracing
+    factor_before=$(cat "$factor")
+    # systemd mounts it.
+    if ! mountpoint -q "$mounted"; then
+        mount -t tracefs tracefs "$mounted" || skip "no file system of tracepoints can be mounted"
+        at_exit "clear_serve; umount --lazy $mounted"
+    fi
+    if [ "$(trim_works)" = yes ]; then services=(pool trim reclaim); fi
+    serve_settings 64M "${services[@]}"
+    sed -i "s/^cpu.*/cpu = 100\nunused = \"1s\"\nquota = \"1G\"\nsocket-mode = \"666\"\nfiles = [\"32M\"]/" "$settings"
+    listen_as_manager
+    python3 "$limits_of_unit" "$serve_unit" --kill -- "$pagecrew" --config "$settings" --directory "$run" --metrics 127.0.0.1:0 2>"$work/log" &
+    service=$!
+    eventually heard READY=1 || fail "not ready: $(cat "$work/log")"
+    wait_for_ready "64 << 20"
+    has_limits "$serve_unit" "$service"
+    for name in "${services[@]}"; do
+        given_up=
+        if [ "$name" = reclaim ]; then given_up=21; fi
+        has_limits "$root/contrib/pagecrew-$name.service" "$(child "$name")" "$given_up"
+    done
+    serve_metrics 'all(up(name) == 1 for name in ("pool", "reclaim"))' || fail "metrics"
+    backing=tmpfs
+    taken_and_back "${somebody[@]}"
+    nothing_taken 30
+    serve_settings 96M "${services[@]}"
+    kill -HUP "$service"
+    wait_for_ready "96 << 20"
+    for name in "${services[@]}"; do
+        kill -KILL "$(child "$name")"
+        eventually serve_metrics "up('$name') == 0 or m('pagecrew_serve_restarts_total{service=\"$name\"}') > 0" || fail "$name was not killed"
+        eventually serve_metrics "up('$name') == 1" || fail "$name does not come back: $(cat "$work/log")"
+    done
+    end_serve 2000
+    nothing_refused "$work/log"
+    nothing_is_left
+    echo "${services[*]}: $(python3 "$limits_of_unit" "$serve_unit" --bounding)"
+}
+
 # What systemd itself says: of the files, and of how much the services may do (0: nothing, 10: everything; systemd 252 says 4.0 and 1.8).
 units_verify() {
     needs systemd-analyze
@@ -304,7 +349,7 @@ for group, calls in limits_of_unit.GROUPS.items():
     assert listed and not more, (group, more)
 PYTHON
     if ! systemd-analyze security --help 2>/dev/null | grep -q -e --offline; then skip "this systemd-analyze has no --offline"; fi
-    for unit in "$pool_unit 45" "$trim_unit 26" "$reclaim_unit 28"; do
+    for unit in "$pool_unit 45" "$trim_unit 26" "$reclaim_unit 28" "$serve_unit 52"; do
         most=${unit##* } unit=${unit% *}
         copy=$work/$(basename "$unit")
         # The command is not installed here.
@@ -322,5 +367,6 @@ add units/pool/hugetlbfs 300 with_huge_pages 100 units_pool hugetlbfs
 add units/trim 60 units_trim
 add units/trim/hold 60 units_hold
 add units/reclaim 60 units_reclaim
+add units/serve 120 units_serve
 add units/refused 30 units_refused
 add units/verify 60 units_verify

@@ -13,10 +13,12 @@ mod preload;
 mod published;
 mod reclaim;
 mod run;
+mod serve;
 mod service;
 mod settings;
 mod signals;
 mod stats;
+mod supervised;
 mod top;
 mod trim;
 mod values;
@@ -34,6 +36,7 @@ Examples:
   pagecrew top                           a machine's memory, live
   pagecrew trim --all --dry-run          what under-used huge pages could give back
   pagecrew pool serve --size 16G         keep zeroed memory ready for virtual machines
+  pagecrew serve                         the services of this machine, as /etc/pagecrew/pagecrew.toml says
   pagecrew reclaim                       nobody has to reclaim for himself, without a number to tune
   pagecrew doctor                        what this kernel and this user allow
   pagecrew bench free --quick            measure on this machine
@@ -61,6 +64,7 @@ enum Command {
     Trim(trim::Arguments),
     Pool(pool::Arguments),
     Reclaim(reclaim::Arguments),
+    Serve(serve::Arguments),
     Settings(settings::Arguments),
     Doctor(doctor::Arguments),
     Bench(dispatch::BenchArguments),
@@ -69,6 +73,8 @@ enum Command {
     BenchWorker(dispatch::WorkerArguments),
     #[command(hide = true)]
     PoolFill,
+    #[command(hide = true)]
+    ServeMetrics(serve::gateway::Arguments),
 }
 
 impl Command {
@@ -81,6 +87,7 @@ impl Command {
 fn main() -> ExitCode {
     signals::end_quietly_on_a_closed_pipe();
     failure::report_panics_in_one_line();
+    supervised::take_name();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => return failure::wrong_usage(&error),
@@ -97,11 +104,13 @@ fn main() -> ExitCode {
         Command::Trim(arguments) => trim::run(arguments),
         Command::Pool(arguments) => pool::run(arguments),
         Command::Reclaim(arguments) => reclaim::run(&arguments),
+        Command::Serve(arguments) => serve::run(&arguments),
         Command::Settings(arguments) => settings::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Bench(arguments) => dispatch::bench(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => dispatch::demo(&arguments).map(|()| ExitCode::SUCCESS),
         Command::BenchWorker(arguments) => dispatch::worker(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::ServeMetrics(arguments) => serve::gateway::run(&arguments),
         Command::PoolFill => pool::fill().map(|()| ExitCode::SUCCESS),
     };
     let status = result.unwrap_or_else(Failure::report);

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::signals;
+use crate::supervised;
 use std::io::{ErrorKind, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -118,9 +119,10 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Writes `message` as one line to standard error, with the command's name in front.
+/// Writes `message` as one line to standard error, with the command's name in front, and that of the service where several write to one log.
 pub fn note(message: &str) {
-    let line = format!("pagecrew: {}\n", printable(&message.replace('\n', "; "))).into_bytes();
+    let service = supervised::name().map_or(String::new(), |name| format!(" {name}"));
+    let line = format!("pagecrew{service}: {}\n", printable(&message.replace('\n', "; "))).into_bytes();
     match OUTLET.get() {
         Some(outlet) => outlet.say(Piece::Note(line)),
         None => write_note(&line),

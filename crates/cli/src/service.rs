@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::notify;
 use crate::output;
 use crate::signals::{self, SignalDescriptor, SignalSet};
+use crate::supervised;
 use pagecrew::sys::clock::now_ns;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
@@ -47,18 +48,31 @@ impl Service {
         notify::more_time(Duration::from_secs(10));
     }
 
-    /// Has `reload` read the settings again.
-    pub fn reload(&self, reload: impl FnOnce()) {
-        notify::reloading();
-        reload();
-        notify::ready();
+    /// It takes no longer than `time` until it is served, or says so again.
+    pub fn more_time(&self, time: Duration) {
+        notify::more_time(time);
     }
 
-    /// It ends. A second signal ends this process at once; the next one cleans up.
+    /// The settings are read again; [`ready`](Service::ready) follows.
+    pub fn reloading(&self) {
+        notify::reloading();
+    }
+
+    /// Has `reload` read the settings again.
+    pub fn reload(&self, reload: impl FnOnce()) {
+        self.reloading();
+        reload();
+        self.ready();
+    }
+
+    /// It ends. A second signal ends this process at once; the next one cleans up. A supervised service takes no notice of a second one: it
+    /// may get one from the supervisor and one from the service manager, and is killed when its time is over.
     pub fn stopping(&self) {
         output::ending();
         notify::stopping();
-        self.before.restore();
+        if supervised::name().is_none() {
+            self.before.restore();
+        }
     }
 
     /// Waits for a signal, for one of `descriptors` with its events, or until the time `until_ns`, whichever is first.

@@ -46,8 +46,12 @@ pub struct Table {
 }
 
 /// All that there are.
-pub const TABLES: [&Table; 3] =
-    [&crate::pool::config::TABLE, &crate::trim::config::TABLE, &crate::reclaim::config::TABLE];
+pub const TABLES: [&Table; 4] = [
+    &crate::serve::config::TABLE,
+    &crate::pool::config::TABLE,
+    &crate::trim::config::TABLE,
+    &crate::reclaim::config::TABLE,
+];
 
 /// Print a settings file in which everything is explained
 ///
@@ -100,10 +104,15 @@ pub fn load<T: Default>(
     table: &Table,
     parse: impl FnOnce(Vec<Setting<'_>>) -> Result<T, String>,
 ) -> Result<T, Failure> {
-    load_from(file, Path::new(MACHINE), |text| match members_of(text, table)? {
+    load_text(file, |text| match members_of(text, table)? {
         Some(settings) => parse(settings),
         None => Ok(T::default()),
     })
+}
+
+/// What `parse` makes of the text of `file`; where none was named, of the machine's, if there is one.
+pub fn load_text<T: Default>(file: Option<&Path>, parse: impl FnOnce(&str) -> Result<T, String>) -> Result<T, Failure> {
+    load_from(file, Path::new(MACHINE), parse)
 }
 
 /// The settings of `table` in the text of a file; `None` if it has no such table.
@@ -348,7 +357,7 @@ mod tests {
             members_of(text, table)
                 .map(|found| found.map(|settings| settings.iter().map(|s| s.key().to_owned()).collect::<Vec<_>>()))
         };
-        let [pool, trim, _] = TABLES;
+        let [_, pool, trim, _] = TABLES;
         let text = "[pool]\nsize = 1\n[trim]\nall = true\ncpu = 2\n";
         assert_eq!(of(text, pool), Ok(Some(vec!["size".into()])));
         assert_eq!(of(text, trim), Ok(Some(vec!["all".into(), "cpu".into()])));
@@ -357,7 +366,7 @@ mod tests {
             let error = of(text, pool).unwrap_err();
             assert!(
                 error.starts_with("line 1: ")
-                    && error.ends_with("none of the tables that there are: [pool], [trim], [reclaim]"),
+                    && error.ends_with("none of the tables that there are: [serve], [pool], [trim], [reclaim]"),
                 "{error}"
             );
         }

@@ -20,7 +20,10 @@ fn help_and_version_go_to_standard_output() {
 
 #[test]
 fn the_hidden_command_is_hidden() {
-    assert!(!out(&pagecrew(&["--help"]).output().unwrap()).contains("bench-worker"));
+    let help = out(&pagecrew(&["--help"]).output().unwrap());
+    for command in ["bench-worker", "pool-fill", "serve-metrics"] {
+        assert!(!help.contains(command), "{command}");
+    }
 }
 
 #[test]
@@ -41,6 +44,10 @@ fn nonsense_is_named() {
     fails(run(&["--huge-pages", "maybe", "true"]), 2, &["--huge-pages", "maybe"]);
     fails(pagecrew(&["stats", "me"]), 2, &["me"]);
     fails(pagecrew(&["bench", "no-such-bench"]), 2, &["no-such-bench"]);
+    fails(pagecrew(&["serve", "--service", "pol"]), 2, &["--service", "pol", "pool, trim and reclaim"]);
+    fails(pagecrew(&["serve", "--metrics", "8.8.8.8:53"]), 2, &["--metrics", "other machines"]);
+    fails(pagecrew(&["serve", "--config", "/no/such/file"]), 2, &["/no/such/file"]);
+    fails(pagecrew(&["serve", "pool"]), 2, &["pool"]);
     fails(pagecrew(&["top", "--once", "--interval", "soon"]), 2, &["--interval", "soon"]);
     fails(pagecrew(&["top", "--once", "--view", "everything"]), 2, &["--view", "everything"]);
     fails(pagecrew(&["top", "--once", "--config", "/no/such/file"]), 2, &["/no/such/file"]);
@@ -56,6 +63,27 @@ fn top_needs_a_terminal_or_once() {
     let document: serde_json::Value = serde_json::from_str(&out(&output)).unwrap();
     assert!(document["memory"]["total_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{document}");
     assert!(document["interval_seconds"].as_f64().is_some_and(|seconds| seconds >= 0.1), "{document}");
+}
+
+#[test]
+fn a_service_with_wrong_settings_begins_nothing() {
+    let (settings, place) = (directory().join("settings"), directory().join("place"));
+    let serve = |text: &str| {
+        std::fs::write(&settings, text).unwrap();
+        let words = ["serve", "--config", settings.to_str().unwrap(), "--directory", place.to_str().unwrap()];
+        pagecrew(&words)
+    };
+    fails(serve("[serve]\nservices = [\"pool\"]\n"), 2, &["how much is to be kept ready"]);
+    fails(serve("[serve]\n\nservices = []\n"), 2, &["settings: line 3: serve.services"]);
+    fails(serve("[pool]\nsize = \"64M\"\nflor = 1\n"), 2, &["settings: line 3: pool.flor", "no such setting"]);
+    assert!(!place.exists());
+}
+
+#[test]
+fn the_gateway_takes_a_socket_that_listens() {
+    let mut command = pagecrew(&["serve-metrics", "/tmp"]);
+    command.stdin(Stdio::null());
+    fails(command, 1, &["standard input"]);
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Every metric of all parts in one list. Each is defined beside its numbers, and nowhere else.
 
+use crate::control::supervision;
 use crate::group::Holds;
 use crate::pool;
 use crate::reclaim::Standing;
-use crate::stats::{Counters, Elsewhere, Kind, Metric, NodeMemory, Part, Usage, ZoneBytes};
+use crate::stats::{Counters, Elsewhere, Kind, Metric, NodeMemory, Part, Unit, Usage, ZoneBytes};
 use crate::trim::{self, Left, Overview, Tally};
 use std::fmt::Write;
 
@@ -15,8 +16,21 @@ pub fn all() -> Vec<&'static Metric> {
     all.extend([Left::AT_SCAN, Left::AT_LOOK, trim::BUDGET]);
     all.extend(pool::Status::metrics());
     all.extend(Standing::METRICS);
+    all.push(UP);
+    all.extend(supervision::Standing::METRICS);
     all
 }
+
+/// Whether a service answers, as whoever joins the metrics of several finds it.
+pub const UP: &Metric = &Metric {
+    part: Part::Serve,
+    kind: Kind::Gauge,
+    unit: Unit::Count,
+    name: Some("pagecrew_serve_up"),
+    labels: &["service"],
+    json: None,
+    help: "1 if the service has answered this scrape in time; else 0.",
+};
 
 /// The metrics of one part.
 pub fn of(part: Part) -> impl Iterator<Item = &'static Metric> {
@@ -65,7 +79,8 @@ that counts runs. This page is made from the list in the library (`pagecrew::met
 OpenMetrics are served where that is asked for:
 
 ```sh
-pagecrew pool serve --size 16G --metrics 9750                     # http://127.0.0.1:9750/metrics
+pagecrew serve --metrics 9750                                     # http://127.0.0.1:9750/metrics, all services in one
+pagecrew pool serve --size 16G --metrics 9750                     # one by itself
 pagecrew trim --all --watch --metrics /run/pagecrew/trim.metrics  # a Unix socket, for its owner alone
 curl --unix-socket /run/pagecrew/trim.metrics http://localhost/metrics
 ```
@@ -73,7 +88,8 @@ curl --unix-socket /run/pagecrew/trim.metrics http://localhost/metrics
 `--metrics ADDRESS`, or `metrics` in the file of settings, is a path with a `/` in it, `PORT`, `127.0.0.1:PORT` or `[::1]:PORT`. Other machines
 are not served: put a proxy before it for them. Every user of the machine can read from a port; a socket has mode 0600 and stands where nobody
 else can change names. A request has at most 8 KiB and a connection 5 seconds; of more than 16 connections at a time, the oldest ends.
-Scrapes within a tenth of a second get the same figures. The format is OpenMetrics 1.0.0, which Prometheus reads:
+Scrapes within a tenth of a second get the same figures. Under `pagecrew serve` each service
+also has a socket of its own, `/run/pagecrew/serve/SERVICE.metrics`, for root. The format is OpenMetrics 1.0.0, which Prometheus reads:
 
 ```yaml
 scrape_configs:
@@ -83,7 +99,13 @@ scrape_configs:
 ```
 ";
 
-const PARTS: [(Part, &str, &str); 4] = [
+const PARTS: [(Part, &str, &str); 5] = [
+    (
+        Part::Serve,
+        "pagecrew serve",
+        "OpenMetrics only, and with them all those of the services that run under it: pool, trim and reclaim. A service that does not answer\n\
+         within 0.7 s is left out of that scrape.",
+    ),
     (
         Part::Pool,
         "pagecrew pool serve",
@@ -114,7 +136,6 @@ const PARTS: [(Part, &str, &str); 4] = [
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::Unit;
     use std::collections::BTreeSet;
 
     #[test]
@@ -152,6 +173,39 @@ mod tests {
                 metric.help.ends_with('.') && metric.help.len() > 10 && !metric.help.contains(['|', '\n']),
                 "{metric:?}"
             );
+        }
+    }
+
+    /// The names of samples in a text, wherever they stand.
+    fn named(text: &str) -> BTreeSet<&str> {
+        let parts = [Part::Run, Part::Trim, Part::Pool, Part::Reclaim, Part::Serve];
+        let beginnings = parts.map(|part| format!("pagecrew_{part:?}_").to_lowercase());
+        let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        words.filter(|word| beginnings.iter().any(|beginning| word.starts_with(beginning.as_str()))).collect()
+    }
+
+    #[test]
+    fn the_dashboard_and_the_alerts_use_metrics_that_there_are() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+        let there: BTreeSet<String> = all()
+            .into_iter()
+            .filter_map(|metric| Some((metric.name?, metric.kind == Kind::Counter)))
+            .map(|(name, counts)| if counts { format!("{name}_total") } else { name.to_owned() })
+            .collect();
+        for (file, least) in [("contrib/grafana/pagecrew.json", 20), ("contrib/prometheus/pagecrew.rules.yml", 7)] {
+            let text = std::fs::read_to_string(root.join(file)).unwrap();
+            let named = named(&text);
+            assert!(named.len() >= least, "{file}: {named:?}");
+            // Whatever else begins like a metric would be one that was mistyped.
+            let others = text.matches("pagecrew_").count();
+            let all_of_them: usize = text
+                .split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+                .filter(|word| named.contains(word))
+                .count();
+            assert_eq!(others, all_of_them, "{file}");
+            for name in named {
+                assert!(there.contains(name), "{file}: there is no {name}");
+            }
         }
     }
 

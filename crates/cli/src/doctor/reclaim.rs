@@ -7,7 +7,7 @@ use pagecrew::sys::Errno;
 
 /// All of them.
 pub fn checks() -> Vec<Check> {
-    vec![reclaim(support::attempt().map(|threads| threads.len()))]
+    vec![reclaim(support::attempt(None).map(|threads| threads.len()))]
 }
 
 fn reclaim(attempt: Result<usize, Unsupported>) -> Check {

@@ -20,6 +20,8 @@ pub struct Listener {
     pub socket: OwnedFd,
     /// Where it is.
     pub address: Address,
+    /// Whether the file is another process's.
+    inherited: bool,
 }
 
 impl Listener {
@@ -31,20 +33,31 @@ impl Listener {
                 let listener = TcpListener::bind(wanted).map_err(failed)?;
                 listener.set_nonblocking(true).map_err(failed)?;
                 let address = Address::Port(listener.local_addr().map_err(failed)?);
-                Ok(Listener { socket: listener.into(), address })
+                Ok(Listener { socket: listener.into(), address, inherited: false })
             }
             Address::Socket(path) => {
                 let path = place(path)?;
                 let socket = listen(&path).map_err(|error| failure(&path.display().to_string(), &error))?;
-                Ok(Listener { socket, address: Address::Socket(path) })
+                Ok(Listener { socket, address: Address::Socket(path), inherited: false })
             }
         }
+    }
+
+    /// One that the process has that started this one; its file, if it has one, stays.
+    pub fn inherited(socket: OwnedFd) -> Result<Listener, Failure> {
+        let failed = |error: std::io::Error| failure("standard input", &error);
+        if !rustix::net::sockopt::socket_acceptconn(&socket).map_err(|errno| failed(errno.into()))? {
+            return Err(failed(Errno::INVAL.into()));
+        }
+        Ok(Listener { socket, address: Address::Socket("/proc/self/fd/0".into()), inherited: true })
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Address::Socket(path) = &self.address {
+        if let Address::Socket(path) = &self.address
+            && !self.inherited
+        {
             let _ = std::fs::remove_file(path);
         }
     }

@@ -16,5 +16,4 @@ pub use client::{NoMetrics, scrape};
 pub use exposition::Exposition;
 pub use listener::Listener;
 pub use service::Service;
-#[cfg(test)]
 pub use text::text;

@@ -37,7 +37,15 @@ pub struct Service {
 
 impl Service {
     /// Serves what `source` says to those who connect to `listener`. `source` is called by a thread of its own when somebody asks.
-    pub fn start(listener: Listener, source: impl FnMut() -> Vec<Sample> + Send + 'static) -> Result<Service, Failure> {
+    pub fn start(
+        listener: Listener,
+        mut source: impl FnMut() -> Vec<Sample> + Send + 'static,
+    ) -> Result<Service, Failure> {
+        Service::start_text(listener, move || text(source()))
+    }
+
+    /// As [`start`](Service::start), of whole expositions.
+    pub fn start_text(listener: Listener, source: impl FnMut() -> String + Send + 'static) -> Result<Service, Failure> {
         let failed = |error: std::io::Error| Failure::Failed(format!("metrics: {error}"));
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| failed(errno.into()))?;
         let woken = wake.try_clone().map_err(failed)?;
@@ -95,7 +103,7 @@ struct Scrapers<S> {
     source: S,
 }
 
-impl<S: FnMut() -> Vec<Sample>> Scrapers<S> {
+impl<S: FnMut() -> String> Scrapers<S> {
     /// Goes on until `wake` can be read.
     fn serve(&mut self, wake: &OwnedFd) {
         let mut no_room_ns = 0_u64;
@@ -201,7 +209,7 @@ impl<S: FnMut() -> Vec<Sample>> Scrapers<S> {
     fn fresh_text(&mut self) -> &str {
         let now = now_ns();
         if self.text_ns.is_none_or(|made| now - made >= FRESH.as_nanos() as u64) {
-            self.text = text((self.source)());
+            self.text = (self.source)();
             self.text_ns = Some(now);
         }
         &self.text

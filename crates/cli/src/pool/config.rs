@@ -162,7 +162,8 @@ impl Config {
         settings::load(file, &TABLE, Config::of)
     }
 
-    fn of(settings: Vec<Setting>) -> Result<Config, String> {
+    /// What the settings of a table say.
+    pub fn of(settings: Vec<Setting>) -> Result<Config, String> {
         let mut config = Config::default();
         settings.into_iter().try_for_each(|setting| config.take_in(setting))?;
         Ok(config)

@@ -6,7 +6,7 @@ mod exec;
 mod metrics;
 mod progress;
 mod qemu;
-mod serve;
+pub mod serve;
 mod status;
 mod take;
 mod vmm;

@@ -1,5 +1,6 @@
 //! How far a pool is filled for the first time, at a terminal.
 
+use crate::supervised;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pagecrew::pool::Server;
 use std::io::IsTerminal;
@@ -10,8 +11,9 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// A bar that is seen where somebody may be looking.
 pub fn bar() -> ProgressBar {
-    let target =
-        if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    // Others write to a supervised service's terminal as well.
+    let looking = std::io::stderr().is_terminal() && supervised::name().is_none();
+    let target = if looking { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(0), target);
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {binary_bytes} of {binary_total_bytes} ready {msg}") {
         bar.set_style(style);

@@ -14,7 +14,7 @@ use pagecrew::sys::clock::now_ns;
 use pagecrew::units::{parse_duration, parse_size};
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use std::time::Duration;
 /// Fills files of huge pages on a file system of its own, in the idle class and with a bounded share of one CPU, as
 /// long as enough memory is free and nobody waits for memory. A file is handed out once and never comes back. Needs
 /// root.
-#[derive(clap::Args, Debug)]
+#[derive(clap::Args, Debug, Default)]
 #[command(after_help = "\
 Examples:
   pagecrew pool serve --size 16G
@@ -129,6 +129,11 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         _ => note(&format!("{left} files are still taken; the next server takes them over")),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Fails as the service would for the settings of `file`.
+pub fn check(file: Option<&Path>) -> Result<(), Failure> {
+    settings(&Arguments { config: file.map(Path::to_owned), ..Arguments::default() }).map(drop)
 }
 
 /// How often it is looked whether enough is ready to say that it is served.

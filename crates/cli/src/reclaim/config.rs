@@ -42,7 +42,8 @@ impl Config {
         settings::load(file, &TABLE, Config::of)
     }
 
-    fn of(settings: Vec<Setting>) -> Result<Config, String> {
+    /// What the settings of a table say.
+    pub fn of(settings: Vec<Setting>) -> Result<Config, String> {
         let mut config = Config::default();
         for setting in settings {
             match setting.key() {

@@ -16,7 +16,7 @@ use pagecrew::reclaim::support::Threads;
 use pagecrew::reclaim::{Event, Options, ReclaimError, Reclaimer, Standing};
 use pagecrew::units::Bytes;
 use serde_json::Value;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Keep memory free ahead of those who take it, so that they need not reclaim it themselves
@@ -25,7 +25,7 @@ use std::process::ExitCode;
 /// anywhere: they wait, and reclaim for themselves. While there is such demand, this has the kernel begin earlier
 /// (vm.watermark_scale_factor), by as much as the demand needs. Without demand the setting is as it was before. While nothing is reclaimed,
 /// this sleeps. However it ends, the setting is put back.
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 #[command(after_help = "\
 Examples:
   pagecrew reclaim                            as long as it runs, and say what came of it
@@ -47,6 +47,9 @@ pub struct Arguments {
     /// One JSON object a line, whenever something changes, instead of sentences
     #[arg(long)]
     json: bool,
+    /// The number of the tracepoint, as a supervisor with more rights has found it
+    #[arg(long, hide = true)]
+    wakes: Option<u64>,
 }
 
 /// What is to be done.
@@ -75,6 +78,11 @@ fn read(arguments: &Arguments) -> Result<Job, Failure> {
     job(arguments, Config::read(arguments.config.as_deref())?)
 }
 
+/// Fails as the service would for the settings of `file`.
+pub fn check(file: Option<&Path>) -> Result<(), Failure> {
+    read(&Arguments { config: file.map(Path::to_owned), ..Arguments::default() }).map(drop)
+}
+
 impl From<ReclaimError> for Failure {
     fn from(error: ReclaimError) -> Failure {
         match error {
@@ -88,7 +96,7 @@ impl From<ReclaimError> for Failure {
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let mut job = read(arguments)?;
     // Before there are threads, which would keep the rights that only this takes.
-    let threads = Threads::listen().map_err(ReclaimError::from)?;
+    let threads = Threads::listen(arguments.wakes).map_err(ReclaimError::from)?;
     let service = Service::begin()?;
     let mut reclaimer = Reclaimer::new(threads, job.options)?;
     if reclaimer.found_one_left() {

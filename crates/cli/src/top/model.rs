@@ -181,7 +181,14 @@ pub mod made_up {
         let count = |each: u64| Some(second * each);
         Sample {
             at_ns: (second + 1) * 1_000_000_000,
-            memory: Some(MemoryInfo { total: 64 << 30, available: 20 << 30, swap: 8 << 30, free_swap: 7 << 30 }),
+            memory: Some(MemoryInfo {
+                total: 64 << 30,
+                available: 20 << 30,
+                swap: 8 << 30,
+                free_swap: 7 << 30,
+                files: 20 << 30,
+                reclaimable: 1 << 30,
+            }),
             nodes: (0..nodes).map(node).collect(),
             factor: Some(10),
             pressure: [Some(pressure); 3],

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 /// Where `pagecrew serve` has a socket for each of its services.
-pub const SOCKETS: &str = "/run/pagecrew/serve";
+pub const SOCKETS: &str = crate::serve::config::DIRECTORY;
 /// How long a service may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -23,6 +23,7 @@ fn name(part: Part) -> &'static str {
         Part::Trim => "trim",
         Part::Pool => "pool",
         Part::Reclaim => "reclaim",
+        Part::Serve => "serve",
     }
 }
 

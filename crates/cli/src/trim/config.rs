@@ -118,7 +118,14 @@ impl Config {
         settings::load(file, &TABLE, Config::of)
     }
 
-    fn of(settings: Vec<Setting>) -> Result<Config, String> {
+    /// Whether it says which processes are meant.
+    pub fn selects(&self) -> bool {
+        let Config { names, users, groups, all, .. } = self;
+        *all || [names, users, groups].into_iter().any(|list| !list.is_empty())
+    }
+
+    /// What the settings of a table say.
+    pub fn of(settings: Vec<Setting>) -> Result<Config, String> {
         let texts = |setting: Setting| setting.items()?.iter().map(Setting::text).collect::<Result<Vec<_>, _>>();
         let mut config = Config::default();
         for setting in settings {

@@ -19,7 +19,7 @@ use pagecrew::sys::process;
 use pagecrew::trim::{Exclusion, Options, support};
 use pagecrew::units::{parse_duration, parse_size};
 use select::{Selection, Wanted};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ use std::time::Duration;
 ///
 /// Looks at a few bytes of each huge page. Of one that is mostly zero, the kernel (Linux 6.12 or later) keeps only what is not zero;
 /// it compares the contents itself, so no write is lost, and no process is stopped. What went is counted afterwards.
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 #[command(after_help = "\
 Examples:
   pagecrew trim --all --dry-run             what each process could give back
@@ -124,6 +124,11 @@ pub fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
 /// What is to be done, by the command line and the file as it is now.
 fn read(arguments: &Arguments) -> Result<Job, Failure> {
     job(arguments, Config::read(arguments.config.as_deref())?)
+}
+
+/// Fails as a watch would for the settings of `file`.
+pub fn check(file: Option<&Path>) -> Result<(), Failure> {
+    read(&Arguments { watch: true, config: file.map(Path::to_owned), ..Arguments::default() }).map(drop)
 }
 
 fn job(arguments: &Arguments, config: Config) -> Result<Job, Failure> {

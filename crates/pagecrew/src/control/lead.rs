@@ -255,6 +255,30 @@ pub(crate) mod model {
             Node { bounds, min, gap: least, free, wakes_in_ms, kswapd: None, woken: false, rate, look, taken: 0 }
         }
 
+        /// Free memory.
+        pub fn free(&self) -> u64 {
+            self.free
+        }
+
+        /// Where tasks reclaim for themselves.
+        pub fn min(&self) -> u64 {
+            self.min
+        }
+
+        /// Somebody has so many bytes for good, of what is free. Returns false where there are none.
+        pub fn take(&mut self, bytes: u64) -> bool {
+            let there = self.free >= self.min + bytes;
+            self.free -= if there { bytes } else { 0 };
+            self.look.free = self.free;
+            there
+        }
+
+        /// Somebody gives so many back.
+        pub fn give(&mut self, bytes: u64) {
+            self.free += bytes;
+            self.look.free = self.free;
+        }
+
         /// A millisecond in which `demand` bytes a second are wanted.
         pub fn step(&mut self, demand: u64) {
             let (low, high) = (self.min + self.gap, self.min + 2 * self.gap);

@@ -8,8 +8,10 @@ use super::server::Shared;
 use super::state::{Condition, GivenUp, Life, Settings, TakenFile};
 use super::store;
 use crate::control::Bucket;
+use crate::control::arbiter::{Courtesy, Sums};
 use crate::sys::mount::MemoryFs;
 use crate::sys::sched::{self, Class};
+use crate::sys::vmstat::VmStat;
 use crate::sys::{HUGE_PAGE_SIZE, clock, procfs, shared_file};
 use crate::units::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -100,6 +102,11 @@ pub(super) struct Keeper {
     full_nodes: BTreeMap<usize, Setback>,
     gate: Gate,
     rest: Rest,
+    courtesy: Courtesy,
+    /// What the machine reclaims; `None` where that can't be read.
+    vmstat: Option<VmStat>,
+    /// Bytes that were filled.
+    filled: u64,
     /// Memory of the machine.
     total: u64,
     bucket: Bucket,
@@ -137,6 +144,9 @@ impl Keeper {
             full_nodes: BTreeMap::new(),
             gate: Gate::new(floor),
             rest: Rest::default(),
+            courtesy: Courtesy::default(),
+            vmstat: VmStat::open().ok(),
+            filled: 0,
             total: procfs::memory_info().map_or(u64::MAX, |memory| memory.total),
             bucket: Bucket::new(cpu * 1e9, SAVED, now),
             cpu,
@@ -208,6 +218,7 @@ impl Keeper {
         let Piece { node, id, offset, len, .. } = piece;
         let (filled, unverified) = (filled as usize, unverified as usize);
         let done = Filled { node, id, offset, len, filled, elsewhere, unverified, cpu_ns };
+        self.filled += filled as u64;
         let short = self.shared.broker().filled(done);
         self.bucket.charge(cpu_ns as f64, now);
         if filled >= len {
@@ -282,7 +293,7 @@ impl Keeper {
             }
             state.taken_ns
         };
-        match self.rest.wait(taken_ns, now).max(self.bucket.wait(now)) {
+        match self.rest.wait(taken_ns, now).max(self.bucket.wait(now)).max(self.give_way(now)) {
             Duration::ZERO => {}
             pause => return Next::Wait(pause),
         }
@@ -357,8 +368,19 @@ impl Keeper {
             return Next::Again;
         }
         self.piece = Some(Piece { node, id, file, offset, len });
+        self.courtesy.begin();
         self.turn = self.turn.wrapping_add(1);
         Next::Wait(LOOK)
+    }
+
+    /// How long filling gives way to programs for which the machine reclaims memory.
+    fn give_way(&mut self, now_ns: u64) -> Duration {
+        if self.courtesy.due(now_ns)
+            && let Some(counts) = self.vmstat.as_mut().and_then(|vmstat| vmstat.read().ok())
+        {
+            self.courtesy.note(Sums { at_ns: now_ns, reclaimed: counts.reclaimed, filled: self.filled });
+        }
+        self.courtesy.wait(now_ns)
     }
 
     fn follow_settings(&mut self) {

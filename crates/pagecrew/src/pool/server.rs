@@ -13,6 +13,8 @@ use super::protocol::{Answer, Code, REQUEST_MOST, Request};
 use super::state::{Condition, Life, Ready, Refusal, Settings, State};
 use super::status::{Facts, Status};
 use super::store::{self, Left, Store, Waiting};
+use crate::control::arbiter;
+use crate::stats;
 use crate::sys::mount::MemoryFs;
 use crate::sys::sched::{self, Class};
 use crate::sys::seqpacket::Socket;
@@ -129,7 +131,8 @@ impl Shared {
         match self.store.kind() {
             MemoryFs::Hugetlbfs => store::reserved_pages().map_or(0, |pages| (pages.free * HUGE_PAGE_SIZE) as u64),
             MemoryFs::Tmpfs => {
-                let machine = procfs::memory_info().map_or(u64::MAX, |memory| memory.available);
+                let machine = procfs::memory_info()
+                    .map_or(u64::MAX, |memory| arbiter::available(&memory, stats::read_ahead(), clock::now_ns()));
                 let group = cgroup::memory().map_or(u64::MAX, |group| group.limit.saturating_sub(group.used));
                 machine.min(group)
             }

@@ -10,6 +10,8 @@
 //!   what follows. Pure.
 //! - [`factor`]: the setting, with what puts it back whatever happens. [`support`]: whether it can be done. [`reclaimer`]: all of it together.
 
+#[cfg(test)]
+mod beside;
 pub mod factor;
 pub mod looks;
 pub mod plan;

@@ -8,6 +8,7 @@
 
 use super::watermarks::{FACTOR_LEAST, FACTOR_MOST, PARTS, Watermarks};
 use crate::control::lead::{Bounds, Cause, Lead, Look};
+use crate::stats::Ahead;
 use std::time::Duration;
 
 /// From the wake-up on, until the first look that can say how much is taken. Longer than the kernel takes to add up its counters, and a
@@ -163,6 +164,14 @@ impl Plan {
     /// The distance between the watermarks for a value of the setting, over all nodes.
     pub fn gap(&self, factor: u64) -> u64 {
         self.nodes.iter().map(|node| node.watermarks.gap(factor)).sum()
+    }
+
+    /// What is kept free with a value of the setting at the time `now_ns`, for others to read; `None` where that is no more than with the
+    /// operator's.
+    pub fn ahead(&self, factor: u64, now_ns: u64) -> Option<Ahead> {
+        let (own_gap, gap) = (self.gap(self.own), self.gap(factor));
+        let min = self.nodes.iter().map(|node| node.watermarks.min()).sum();
+        (gap > own_gap).then_some(Ahead { at_ns: now_ns, min, own_gap, gap })
     }
 
     /// What is taken of all nodes in a second, in bytes.

@@ -6,7 +6,7 @@ use super::plan::Plan;
 use super::support::{Thread, Threads, Unsupported};
 use super::watermarks::Watermarks;
 use crate::control::lead::Cause;
-use crate::stats::figures;
+use crate::stats::{Publisher, figures};
 use crate::sys::Errno;
 use crate::sys::clock::now_ns;
 use crate::sys::sched;
@@ -131,6 +131,8 @@ pub struct Reclaimer {
     looks: Looks,
     plan: Plan,
     factor: Factor,
+    /// Others judge by it what is available. Taken away once the setting was put back.
+    publisher: Publisher,
     standing: Standing,
     /// The value of the setting that was told of last. Guesses are not.
     said: u64,
@@ -178,6 +180,7 @@ impl Reclaimer {
             looks,
             plan,
             factor,
+            publisher: Publisher::new(),
             standing: Standing::default(),
             said: own,
             demand: None,
@@ -259,6 +262,10 @@ impl Reclaimer {
         if !self.factor.guarded() {
             self.take_again()?;
         } else if factor != self.factor.now() {
+            if factor > self.factor.now() {
+                // Nobody is to see less available memory and not know why.
+                self.publisher.publish(self.plan.ahead(factor, now_ns()));
+            }
             if !self.factor.set(factor)? {
                 self.take_again()?;
                 return Ok(false);
@@ -301,6 +308,7 @@ impl Reclaimer {
     }
 
     fn stand(&mut self) {
+        self.publisher.publish(self.plan.ahead(self.factor.now(), now_ns()));
         self.standing.factor = self.factor.now();
         self.standing.own_factor = self.plan.own();
         self.standing.gap_bytes = self.plan.gap(self.factor.now());

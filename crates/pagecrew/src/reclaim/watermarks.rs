@@ -33,6 +33,11 @@ impl Watermarks {
         self.zones.iter().map(|(managed, _)| managed).sum()
     }
 
+    /// What lies below the watermark min, over all zones.
+    pub fn min(&self) -> u64 {
+        self.zones.iter().map(|(_, least)| 4 * least).sum()
+    }
+
     /// The distance for a value of the setting, over all zones.
     pub fn gap(&self, factor: u64) -> u64 {
         self.zones.iter().map(|&(managed, least)| share(managed, factor).max(least)).sum()

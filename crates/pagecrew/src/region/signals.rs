@@ -1,7 +1,9 @@
 //! Reading the signals that retention depends on. Each is read no more often than it can matter.
 
 use super::policy::Signals;
-use crate::sys::{cgroup, procfs};
+use crate::control::arbiter;
+use crate::stats;
+use crate::sys::{cgroup, clock, procfs};
 
 /// The slow signals as last read, and when.
 #[derive(Debug)]
@@ -18,6 +20,8 @@ pub struct SignalReader {
 const SLOW_NS: u64 = 100_000_000;
 /// Near a limit, after this long: at 10 GB/s, a program uses up 50 MB meanwhile.
 const NEAR_NS: u64 = 5_000_000;
+/// More than this part of the machine's memory is more than any rule here asks for.
+const PLENTY_SHARE: u64 = 4;
 /// Waiting for memory for more than this share of the time counts as a stall, in percent.
 const STALL_PERCENT: u64 = 10;
 
@@ -59,7 +63,11 @@ impl SignalReader {
 
     fn read_machine(&mut self, now: u64) {
         if let Ok(memory) = procfs::memory_info() {
-            (self.total, self.available) = (memory.total as usize, memory.available as usize);
+            // Where there is plenty, it is no matter what is kept free ahead.
+            let plenty = memory.available > memory.total / PLENTY_SHARE;
+            let ahead = if plenty { None } else { stats::read_ahead() };
+            let available = arbiter::available(&memory, ahead, clock::now_ns());
+            (self.total, self.available) = (memory.total as usize, available as usize);
         }
         self.group = cgroup::memory();
         // Of the program's own group where that is known: what others wait for does not hurt it, nor is it always its fault.
@@ -75,7 +83,6 @@ impl SignalReader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::clock;
 
     #[test]
     fn this_machine_is_read() {

@@ -15,6 +15,8 @@ pub enum Part {
     Pool,
     /// `pagecrew reclaim`.
     Reclaim,
+    /// `pagecrew serve`.
+    Serve,
 }
 
 /// How a metric changes.

@@ -5,6 +5,7 @@
 
 pub mod activity;
 pub mod cgroup;
+pub mod child;
 pub mod clock;
 #[cfg(not(loom))]
 pub mod cpu_stack;

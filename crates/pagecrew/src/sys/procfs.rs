@@ -156,6 +156,10 @@ pub struct MemoryInfo {
     pub swap: u64,
     /// `SwapFree` in bytes.
     pub free_swap: u64,
+    /// `Active(file)` and `Inactive(file)` in bytes: caches of files.
+    pub files: u64,
+    /// `KReclaimable` (4.20) in bytes, or `SReclaimable`: what else the kernel has that it can do without.
+    pub reclaimable: u64,
 }
 
 /// Reads `/proc/meminfo`.
@@ -185,6 +189,8 @@ fn parse_memory_info(text: &str) -> Option<MemoryInfo> {
         available: field("MemAvailable:")?,
         swap: field("SwapTotal:").unwrap_or(0),
         free_swap: field("SwapFree:").unwrap_or(0),
+        files: ["Active(file):", "Inactive(file):"].into_iter().filter_map(field).sum(),
+        reclaimable: field("KReclaimable:").or_else(|| field("SReclaimable:")).unwrap_or(0),
     })
 }
 

@@ -7,10 +7,12 @@ use super::shortage;
 use super::tally::Tally;
 use super::target::{Mapping, MappingKind, Other, Target, TargetError};
 use super::trimmer::{Clock, Kernel, Step, Trimmer};
+use crate::control::arbiter;
 use crate::region::{Hook, Region};
-use crate::stats::Counters;
+use crate::stats::{self, Counters};
 use crate::sys::memory::{self, Advice, Range};
 use crate::sys::pagemap::{Category, HugeKind, Pagemap};
+use crate::sys::procfs::MemoryInfo;
 use crate::sys::{Errno, cgroup, process, procfs};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -139,7 +141,12 @@ impl SpanTrimmer {
 /// Whether memory is short or the program at rest, at time `now`. What can't be read is neither.
 fn is_called_for(rest: &mut Rest, now: u64) -> bool {
     let at_rest = procfs::resident_and_peak().is_ok_and(|(resident, peak)| rest.is_at_rest(resident, peak, now));
-    at_rest || shortage::is_short(procfs::memory_info().ok(), cgroup::memory())
+    let machine = procfs::memory_info().ok().map(|memory| {
+        // Only where it matters: what is kept free ahead of others is not short.
+        let ahead = if shortage::is_short(Some(memory), None) { stats::read_ahead() } else { None };
+        MemoryInfo { available: arbiter::available(&memory, ahead, now), ..memory }
+    });
+    at_rest || shortage::is_short(machine, cgroup::memory())
 }
 
 impl Hook for SpanTrimmer {

@@ -18,7 +18,8 @@ mod tests {
 
     #[test]
     fn an_eighth_must_be_left_of_both() {
-        let machine = |available| Some(MemoryInfo { total: 800, available, swap: 0, free_swap: 0 });
+        let machine =
+            |available| Some(MemoryInfo { total: 800, available, swap: 0, free_swap: 0, files: 0, reclaimable: 0 });
         let group = |used| Some(cgroup::Memory { limit: 80, used });
         assert!(!is_short(None, None) && !is_short(machine(100), group(70)));
         assert!(is_short(machine(99), None) && is_short(machine(800), group(71)) && is_short(None, group(90)));
