@@ -2,7 +2,7 @@
 
 use crate::group::Holds;
 use crate::pool;
-use crate::reclaim::Standing;
+use crate::reclaim::{GroupStanding, Standing};
 use crate::stats::{Counters, Elsewhere, Kind, Metric, NodeMemory, Part, Usage, ZoneBytes};
 use crate::trim::{self, Left, Overview, Tally};
 use std::fmt::Write;
@@ -15,6 +15,7 @@ pub fn all() -> Vec<&'static Metric> {
     all.extend([Left::AT_SCAN, Left::AT_LOOK, trim::BUDGET]);
     all.extend(pool::Status::metrics());
     all.extend(Standing::METRICS);
+    all.extend(GroupStanding::METRICS);
     all
 }
 
@@ -101,7 +102,7 @@ const PARTS: [(Part, &str, &str); 4] = [
         Part::Reclaim,
         "pagecrew reclaim",
         "JSON: the lines of `pagecrew reclaim --json`, one whenever something changes. All figures are of the last look, and there is none while\n\
-         nothing is reclaimed; the counters begin at 0 when it is started.",
+         nothing is reclaimed; the counters begin at 0 when it is started. `groups` is in the last line, `groups-end`.",
     ),
     (
         Part::Run,

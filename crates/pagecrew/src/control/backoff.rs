@@ -25,6 +25,11 @@ impl Backoff {
         now_ns >= self.until_ns
     }
 
+    /// When the last pause ends.
+    pub fn until_ns(&self) -> u64 {
+        self.until_ns
+    }
+
     /// It was in vain: the next pause begins. `paid` is the time after which the budget has paid for the attempt, and the pause
     /// grows to that where that is longer than the longest pause. Returns whether this is the first time after a long calm or
     /// something that was worth it: the beginning of an episode.

@@ -11,6 +11,14 @@
 //! - [`factor`]: the setting, with what puts it back whatever happens. [`support`]: whether it can be done. [`reclaimer`]: all of it together.
 
 pub mod factor;
+pub mod group_files;
+pub mod group_plan;
+#[cfg(test)]
+mod group_simulation;
+pub mod group_support;
+pub mod group_tree;
+pub mod group_turns;
+pub mod groups;
 pub mod looks;
 pub mod plan;
 pub mod reclaimer;
@@ -18,5 +26,9 @@ pub mod support;
 pub mod watermarks;
 
 pub use factor::FactorError;
+pub use group_plan::Pause;
+pub use group_support::Unserved;
+pub use group_tree::Choice;
+pub use groups::{GroupEvent, GroupOptions, GroupStanding, Groups};
 pub use reclaimer::{Event, Options, ReclaimError, Reclaimer, Standing};
 pub use support::Unsupported;
