@@ -15,15 +15,13 @@ use rustix::event::epoll::EventFlags;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::time::Duration;
 
-/// What a write without an end reclaims in a second at least. Where it is more, a write that is cut short by time reclaims more than asked for.
-const RATE_LEAST: f64 = 200e6;
-const RATE_FIRST: f64 = 1e9;
-/// A write of version 1 is cut short after this, whatever its rate.
-const WRITE_LONGEST: Duration = Duration::from_millis(20);
-/// And not before this: what the kernel does at its beginning costs more.
-const WRITE_SHORTEST: Duration = Duration::from_micros(300);
+/// Where the kernel comes by each time that it has reclaimed a little of a group, in a write that has no end of its own.
+pub(super) const PIECE: &str = "vmscan/mm_vmscan_memcg_reclaim_end";
+/// A piece is no less than this (32 pages); more, where the page cache has large folios.
+const PIECE_LEAST: f64 = 32.0 * 4096.0;
+/// A write of version 1 is cut short after so many of them, whatever they were.
+const PIECES_MOST: f64 = 128.0;
 /// Protection is looked for in so many groups below at most.
 const BELOW_MOST: usize = 1000;
 
@@ -115,8 +113,8 @@ enum Reclaim {
     Bytes(File),
     Everything {
         file: File,
-        /// Bytes that were reclaimed in a second.
-        rate: f64,
+        /// What a piece was.
+        piece: f64,
     },
 }
 
@@ -148,7 +146,7 @@ impl Files {
                 cpu: None,
                 protected_below: 0,
                 protections: Vec::new(),
-                reclaim: Reclaim::Everything { file: write("memory.force_empty")?, rate: RATE_FIRST },
+                reclaim: Reclaim::Everything { file: write("memory.force_empty")?, piece: PIECE_LEAST },
                 room: vec![0; 16 << 10],
             }),
             Version::V2 => Ok(Files {
@@ -207,12 +205,12 @@ impl Files {
         })
     }
 
-    /// Reclaims about `bytes` of the group. Where the kernel knows no number (version 1), it is cut short after the time that so much should
-    /// take; `demand` is what the group takes in a second meanwhile.
+    /// Reclaims about `bytes` of the group. Where the kernel takes no number (version 1), it is cut short after as many pieces as that should
+    /// be; `demand` is what the group takes in a second meanwhile.
     ///
     /// # Errors
     /// `ENODEV` if the group has gone.
-    pub fn reclaim(&mut self, bytes: u64, demand: u64, interrupter: Option<&mut Interrupter>) -> Result<Outcome, Errno> {
+    pub fn reclaim(&mut self, bytes: u64, demand: u64, interrupter: Option<&Interrupter>) -> Result<Outcome, Errno> {
         match (&mut self.reclaim, interrupter) {
             (Reclaim::Bytes(file), _) => match file.write_at(bytes.to_string().as_bytes(), 0).map_err(Errno::from) {
                 Ok(_) => Ok(Outcome { reclaimed: bytes, enough: true }),
@@ -221,15 +219,15 @@ impl Files {
                 Err(Errno(libc::EINTR)) => Ok(Outcome { reclaimed: 0, enough: true }),
                 Err(error) => Err(error),
             },
-            (Reclaim::Everything { file, rate }, Some(interrupter)) => {
+            (Reclaim::Everything { file, piece }, Some(interrupter)) => {
                 let before = number(&self.usage, &mut self.room)?.unwrap_or(0);
-                let time = Duration::from_secs_f64(bytes as f64 / *rate).clamp(WRITE_SHORTEST, WRITE_LONGEST);
+                let pieces = (bytes as f64 / *piece).clamp(1.0, PIECES_MOST).floor();
                 let begin = now_ns();
-                let result = interrupter.within(time, || file.write_at(b"0", 0).map_err(Errno::from));
+                let result = interrupter.after(pieces as u64, || file.write_at(b"0", 0).map_err(Errno::from))?;
                 let took = (now_ns() - begin) as f64 / 1e9;
                 let after = number(&self.usage, &mut self.room)?.unwrap_or(0);
                 let reclaimed = (before as f64 + demand as f64 * took - after as f64).max(0.0);
-                *rate = (0.7 * *rate + 0.3 * reclaimed / took.max(1e-6)).max(RATE_LEAST);
+                *piece = (0.8 * *piece + 0.2 * reclaimed / pieces).max(PIECE_LEAST);
                 match result {
                     // Cut short; or it has come to its end, which it does where nothing is left.
                     Err(Errno(libc::EINTR)) => Ok(Outcome { reclaimed: reclaimed as u64, enough: reclaimed > PAGE_SIZE as f64 }),

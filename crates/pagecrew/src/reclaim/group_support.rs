@@ -1,7 +1,8 @@
 //! Whether memory of control groups can be reclaimed ahead of their demand here.
 
+use super::group_files::PIECE;
 use crate::group::{Group, Version, mounts};
-use crate::sys::Errno;
+use crate::sys::{Errno, tracepoint};
 use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::path::Path;
@@ -69,6 +70,10 @@ fn at(point: &Path) -> Result<Version, Unserved> {
         if !controllers.split_ascii_whitespace().any(|name| name == "memory") {
             return Err(Unserved::NoController);
         }
+    }
+    if version == Version::V1 {
+        // A write to its file has no end of its own, and has to be cut short.
+        tracepoint::number(PIECE).map_err(Unserved::Refused)?;
     }
     match OpenOptions::new().write(true).open(point.join(file(version))).map_err(Errno::from) {
         Ok(_) => Ok(version),

@@ -3,7 +3,7 @@
 //! One thread listens to the kernel. A few *writers* take the groups whose turn it is: a write may take long, and the threads that see to nodes,
 //! signals and groups never wait for one. While no group has demand, all of them sleep.
 
-use super::group_files::{Files, Signal};
+use super::group_files::{Files, PIECE, Signal};
 use super::group_plan::{Look, Pause, Plan};
 use super::group_support::{self, Unserved};
 use super::group_tree::{Change, Choice, Tree};
@@ -14,7 +14,7 @@ use crate::stats::figures;
 use crate::sys::Errno;
 use crate::sys::clock::{now_ns, thread_cpu_ns};
 use crate::sys::interrupt::Interrupter;
-use crate::sys::sched;
+use crate::sys::{sched, tracepoint};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -432,7 +432,8 @@ impl Shared {
     fn writer(&self) {
         // Where that is not allowed, it is as nice as others.
         let _ = sched::set_nice(NICE);
-        let mut interrupter = Interrupter::new().ok();
+        // Groups of version 1 need it, and are not served without.
+        let interrupter = tracepoint::number(PIECE).and_then(Interrupter::new).ok();
         let mut state = self.lock();
         while !state.ending {
             let now = now_ns();
@@ -449,7 +450,7 @@ impl Shared {
             }
             drop(state);
             let begin = thread_cpu_ns();
-            let turn = member.turn(heard, most, interrupter.as_mut(), &self.tell);
+            let turn = member.turn(heard, most, interrupter.as_ref(), &self.tell);
             state = self.lock();
             state.charge(thread_cpu_ns() - begin, &turn);
             let next = match turn.next {
@@ -552,7 +553,7 @@ enum Next {
 
 impl Member {
     /// A turn: a look, and a write if that is to be done.
-    fn turn(&mut self, heard: bool, most: f64, interrupter: Option<&mut Interrupter>, tell: &Listener) -> Turn {
+    fn turn(&mut self, heard: bool, most: f64, interrupter: Option<&Interrupter>, tell: &Listener) -> Turn {
         let mut turn = Turn {
             next: Next::Gone,
             reclaimed: 0,
@@ -578,7 +579,7 @@ impl Member {
     fn try_turn(
         &mut self,
         turn: &mut Turn,
-        interrupter: Option<&mut Interrupter>,
+        interrupter: Option<&Interrupter>,
         tell: &Listener,
     ) -> Result<(), Errno> {
         self.signal.clear();

@@ -1,31 +1,44 @@
-//! A system call that is cut short after a time: a timer of the calling thread sends it a signal (`timer_create` with `SIGEV_THREAD_ID`, 2.6.12).
+//! A system call that is cut short when the kernel has come by a tracepoint so many times in it: the event sends the thread a signal (`O_ASYNC`
+//! of `perf_event_open`, 2.6.32).
 
 use super::Errno;
 use super::sched::thread_id;
-use std::mem::MaybeUninit;
+use super::tracepoint::Tracepoint;
+use std::os::fd::AsRawFd;
 use std::ptr;
-use std::time::Duration;
 
-/// Nobody else is sent one by anybody but a program that asked for it, and without a handler it does nothing.
+/// Nobody else is sent one but by a program that asked for it, and without a handler it does nothing.
 const SIGNAL: libc::c_int = libc::SIGURG;
-/// Until the call is over, the signal comes again and again: the first one may have come before the call had begun.
-const AGAIN: Duration = Duration::from_millis(1);
+/// `struct f_owner_ex`, and what says that the owner is one thread.
+#[repr(C)]
+struct Owner {
+    kind: libc::c_int,
+    thread: libc::pid_t,
+}
+const SET_SIGNAL: libc::c_int = 10;
+const SET_OWNER: libc::c_int = 15;
+const OF_THREAD: libc::c_int = 0;
 
 /// Cuts calls of one thread short, the one that has made this.
 #[derive(Debug)]
 pub struct Interrupter {
-    timer: libc::timer_t,
+    tracepoint: Tracepoint,
 }
 
 extern "C" fn nothing(_: libc::c_int) {}
 
 impl Interrupter {
-    /// For the calling thread, which has to be a thread of its own for this: the signal is let through there. This process has a handler for
-    /// `SIGURG` from then on that does nothing.
+    /// For the calling thread, which has to be a thread of its own for this: the signal is let through there. `number` is that of the
+    /// tracepoint. This process has a handler for `SIGURG` from then on that does nothing.
     ///
     /// # Errors
-    /// `EAGAIN` where the kernel has no room for a timer.
-    pub fn new() -> Result<Interrupter, Errno> {
+    /// See [`Tracepoint::new`].
+    pub fn new(number: u64) -> Result<Interrupter, Errno> {
+        let thread = thread_id();
+        let tracepoint = Tracepoint::new(number, thread)?;
+        tracepoint.every(NEVER)?;
+        let owner = Owner { kind: OF_THREAD, thread };
+        let event = tracepoint.as_raw_fd();
         // SAFETY: all zeroes is a valid value of each structure, and all of them outlive the calls; the handler does nothing.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
@@ -36,67 +49,47 @@ impl Interrupter {
             libc::sigemptyset(&mut set);
             libc::sigaddset(&mut set, SIGNAL);
             libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, ptr::null_mut());
-            let mut event: libc::sigevent = std::mem::zeroed();
-            event.sigev_notify = libc::SIGEV_THREAD_ID;
-            event.sigev_signo = SIGNAL;
-            event.sigev_notify_thread_id = thread_id();
-            let mut timer = MaybeUninit::uninit();
-            Errno::check(libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, timer.as_mut_ptr()).into())?;
-            Ok(Interrupter { timer: timer.assume_init() })
+            Errno::check(libc::fcntl(event, SET_OWNER, &raw const owner).into())?;
+            Errno::check(libc::fcntl(event, SET_SIGNAL, SIGNAL).into())?;
+            Errno::check(libc::fcntl(event, libc::F_SETFL, libc::O_ASYNC).into())?;
         }
+        Ok(Interrupter { tracepoint })
     }
 
-    /// What comes of `call`, which fails with `EINTR` if it takes longer than `time`.
-    pub fn within<T>(&mut self, time: Duration, call: impl FnOnce() -> T) -> T {
-        // Zero would be no time at all.
-        self.set(time.max(Duration::from_nanos(1)));
+    /// What comes of `call`, which fails with `EINTR` once the kernel has come by `times` times in it.
+    ///
+    /// # Errors
+    /// Those of setting that up; then nothing was called.
+    pub fn after<T>(&self, times: u64, call: impl FnOnce() -> T) -> Result<T, Errno> {
+        self.tracepoint.every(times.max(1))?;
         let result = call();
-        self.set(Duration::ZERO);
-        result
-    }
-
-    fn set(&mut self, time: Duration) {
-        let spec = |time: Duration| libc::timespec {
-            tv_sec: time.as_secs() as libc::time_t,
-            tv_nsec: time.subsec_nanos() as libc::c_long,
-        };
-        let times = libc::itimerspec { it_value: spec(time), it_interval: spec(AGAIN) };
-        // SAFETY: the timer is this value's own, and the times outlive the call.
-        unsafe { libc::timer_settime(self.timer, 0, &times, ptr::null_mut()) };
+        self.tracepoint.every(NEVER)?;
+        // What was written down of it is of no use.
+        self.tracepoint.take();
+        Ok(result)
     }
 }
 
-impl Drop for Interrupter {
-    fn drop(&mut self) {
-        // SAFETY: the timer is this value's own, and used no more.
-        unsafe { libc::timer_delete(self.timer) };
-    }
-}
+const NEVER: u64 = 1 << 40;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::clock::now_ns;
+    use crate::sys::tracepoint;
 
     #[test]
-    fn a_call_ends_when_its_time_is_over() {
-        std::thread::spawn(|| {
-            let mut interrupter = Interrupter::new().unwrap();
-            for time in [Duration::ZERO, Duration::from_micros(100), Duration::from_millis(20)] {
-                let begin = now_ns();
-                let result = interrupter.within(time, || {
-                    // SAFETY: waits for a signal.
-                    unsafe { libc::pause() };
-                    Errno::last()
-                });
-                let passed = Duration::from_nanos(now_ns() - begin);
-                assert_eq!(result, Errno(libc::EINTR));
-                assert!(passed >= time && passed < Duration::from_secs(10), "{passed:?}");
-            }
-            // And nothing is cut short after that.
-            std::thread::sleep(Duration::from_millis(5));
-            let mut time = libc::timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+    fn a_call_ends_when_the_kernel_has_come_by_often_enough() {
+        let Ok(number) = tracepoint::number("sched/sched_switch") else { return };
+        std::thread::spawn(move || {
+            let Ok(interrupter) = Interrupter::new(number) else { return };
+            // Whoever waits comes by once; the rest of the time is slept, unless a signal ends that.
+            let mut time = libc::timespec { tv_sec: 20, tv_nsec: 0 };
             // SAFETY: the time outlives the call.
+            let slept = interrupter.after(1, || unsafe { libc::nanosleep(&time, &mut time) });
+            assert_eq!(slept, Ok(-1));
+            // And nothing is cut short after that.
+            let mut time = libc::timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+            // SAFETY: as above.
             assert_eq!(unsafe { libc::nanosleep(&time, &mut time) }, 0);
         })
         .join()

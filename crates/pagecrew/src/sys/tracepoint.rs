@@ -54,6 +54,8 @@ struct Attributes {
 
 const TRACEPOINT: u32 = 2;
 const CLOSE_ON_EXEC: libc::c_ulong = 8;
+/// `PERF_EVENT_IOC_PERIOD`, on machines whose numbers of such calls have the direction in the two highest bits.
+const SET_PERIOD: libc::Ioctl = 0x4008_2404;
 /// Where the kernel says how far it has written, and where it is told how far that was read.
 const HEAD: usize = 1024;
 const TAIL: usize = 1032;
@@ -105,6 +107,15 @@ impl Tracepoint {
             return Err(Errno::last());
         }
         Ok(Tracepoint { event, ring: NonNull::new(ring.cast()).ok_or(Errno(libc::ENOMEM))? })
+    }
+
+    /// From now on the event happens each time that the thread has come by so many times (`PERF_EVENT_IOC_PERIOD`).
+    ///
+    /// # Errors
+    /// `EINVAL` for 0.
+    pub fn every(&self, times: u64) -> Result<(), Errno> {
+        // SAFETY: the kernel reads a number of eight bytes, which outlives the call.
+        Errno::check(unsafe { libc::ioctl(self.event.as_raw_fd(), SET_PERIOD, &raw const times) }.into()).map(drop)
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
