@@ -22,7 +22,9 @@ fn groups(attempt: Result<Vec<Version>, Unserved>) -> Check {
         Err(error @ Unserved::Refused(_)) => {
             Check::off(NAME, error.to_string(), COST, "run it as root, outside a container")
         }
-        Err(error) => Check::missing(NAME, error.to_string(), COST, "needs the memory controller of cgroup v2, and Linux 5.19"),
+        Err(error) => {
+            Check::missing(NAME, error.to_string(), COST, "needs the memory controller of cgroup v2, and Linux 5.19")
+        }
     }
 }
 

@@ -15,7 +15,7 @@ pub const TABLE: Table = Table {
             name: "most",
             example: "\"2.5%\"",
             default: "2.5%",
-            help: "The most of the memory, and of a control group's limit, that is kept free ahead of demand, up to 10 percent; up to as much again is free while the kernel reclaims.",
+            help: "The most of the memory, and of a control group's limit, that is kept free ahead of demand, up to 10 percent; up to as much again is free while the kernel reclaims. Of a small group, up to 16 MiB or 2.5 times the share.",
             live: true,
         },
         Key {
@@ -75,7 +75,8 @@ impl Config {
 /// A word or an array of names.
 fn groups(setting: Setting<'_>) -> Result<Choice, String> {
     match setting.text() {
-        Ok(word) => choice(&[word]).ok_or_else(|| setting.error("this is neither all nor none; names stand in an array: [\"NAME\"]")),
+        Ok(word) => choice(&[word])
+            .ok_or_else(|| setting.error("this is neither all nor none; names stand in an array: [\"NAME\"]")),
         Err(_) => Ok(Choice::Named(setting.items()?.iter().map(Setting::text).collect::<Result<_, _>>()?)),
     }
 }
@@ -108,7 +109,9 @@ mod tests {
         ] {
             assert_eq!(Config::parse(text).unwrap().groups, Some(groups), "{text}");
         }
-        for (text, word) in [("groups = \"db\"", "neither all nor none"), ("groups = [[]]", "groups"), ("groups = true", "array")] {
+        for (text, word) in
+            [("groups = \"db\"", "neither all nor none"), ("groups = [[]]", "groups"), ("groups = true", "array")]
+        {
             let error = Config::parse(text).unwrap_err();
             assert!(error.contains(word), "{text}: {error}");
         }

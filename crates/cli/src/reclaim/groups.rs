@@ -105,7 +105,10 @@ fn text(event: &GroupEvent) -> String {
                 Bytes(*reclaimed)
             )
         }
-        GroupEvent::TooMany => "there are more control groups with limits than are served; name those that matter (setting groups)".to_owned(),
+        GroupEvent::TooMany => {
+            "there are more control groups with limits than are served; name those that matter (setting groups)"
+                .to_owned()
+        }
         GroupEvent::Unwatched(errno) => format!("control groups that come from now on are not seen: {errno}"),
     }
 }
@@ -158,7 +161,10 @@ mod tests {
             text(&ended(None)),
             "/sys/fs/cgroup/a?b: over after 42.00 s: 3 GiB reclaimed ahead, 7 times its tasks had to"
         );
-        assert!(text(&ended(Some(Pause::Hurts))).ends_with("; it is left alone for half a minute, since what was reclaimed came back"));
+        assert!(
+            text(&ended(Some(Pause::Hurts)))
+                .ends_with("; it is left alone for half a minute, since what was reclaimed came back")
+        );
         assert_eq!(json(&ended(Some(Pause::Nothing)))["pause"], "nothing");
         let begun = GroupEvent::Begun { group: "/x".into(), demand: 1 << 30, ahead: 6 << 20 };
         assert_eq!(text(&begun), "/x: 1 GiB a second are taken at its limit: 6 MiB is kept free below it");

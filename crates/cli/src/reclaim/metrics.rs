@@ -45,7 +45,8 @@ mod tests {
     fn the_exposition_is_what_is_registered() {
         let standing =
             Standing { factor: 120, demand_bytes: 6 << 30, lead_ns: 50_000_000, stalls: 3, ..Standing::default() };
-        let groups = GroupStanding { listened_to: 12, reclaimed_bytes: 5, cpu_ns: 1_500_000_000, ..GroupStanding::default() };
+        let groups =
+            GroupStanding { listened_to: 12, reclaimed_bytes: 5, cpu_ns: 1_500_000_000, ..GroupStanding::default() };
         assert_complete(Part::Reclaim, all(standing, groups));
         let text = text(all(standing, groups));
         for line in [

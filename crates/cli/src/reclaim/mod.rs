@@ -11,10 +11,12 @@ use crate::output::{note, print};
 use crate::service::{self, Service};
 use crate::values::parse_percent;
 use config::Config;
+use groups::GroupReporter;
 use metrics::Board;
 use pagecrew::control::lead::Cause;
-use groups::GroupReporter;
-use pagecrew::reclaim::{Choice, Event, GroupOptions, GroupStanding, Groups, Options, ReclaimError, Reclaimer, Standing};
+use pagecrew::reclaim::{
+    Choice, Event, GroupOptions, GroupStanding, Groups, Options, ReclaimError, Reclaimer, Standing,
+};
 use pagecrew::units::Bytes;
 use serde_json::Value;
 use std::path::PathBuf;
@@ -42,7 +44,8 @@ Examples:
 
 It is for the machine, not for a container, and takes root.")]
 pub struct Arguments {
-    /// The most of the memory, and of a group's limit, to keep free ahead of demand, up to 10% [default: 2.5%]
+    /// The most of the memory, and of a group's limit, to keep free ahead of demand, up to 10%; of a limit below 640 MiB up to 16 MiB, or
+    /// 2.5 times that share [default: 2.5%]
     #[arg(long, value_name = "PERCENT")]
     most: Option<String>,
     /// Control groups to reclaim ahead of: all that have a limit, none, or one by its name or directory; may be given again [default: all]

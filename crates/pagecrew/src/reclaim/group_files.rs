@@ -6,11 +6,11 @@
 
 use super::group_plan::Detail;
 use crate::group::{Group, Version};
+use crate::sys::Errno;
 use crate::sys::cgroup::NO_LIMIT;
 use crate::sys::clock::now_ns;
 use crate::sys::group_memory::{self, Stat};
 use crate::sys::interrupt::Interrupter;
-use crate::sys::{Errno, PAGE_SIZE};
 use rustix::event::epoll::EventFlags;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -115,6 +115,10 @@ enum Reclaim {
         file: File,
         /// What a piece was.
         piece: f64,
+        /// What is charged in a second while nothing is reclaimed, in bytes.
+        rate: f64,
+        /// What was charged after the last write, and when.
+        last: Option<(u64, u64)>,
     },
 }
 
@@ -146,7 +150,12 @@ impl Files {
                 cpu: None,
                 protected_below: 0,
                 protections: Vec::new(),
-                reclaim: Reclaim::Everything { file: write("memory.force_empty")?, piece: PIECE_LEAST },
+                reclaim: Reclaim::Everything {
+                    file: write("memory.force_empty")?,
+                    piece: PIECE_LEAST,
+                    rate: 0.0,
+                    last: None,
+                },
                 room: vec![0; 16 << 10],
             }),
             Version::V2 => Ok(Files {
@@ -188,7 +197,8 @@ impl Files {
     /// `ENODEV` if the group has gone.
     pub fn detail(&mut self) -> Result<Detail, Errno> {
         let version_1 = matches!(self.reclaim, Reclaim::Everything { .. });
-        let Stat { inactive_file, unwritten, returned } = group_memory::stat(text(&self.stat, &mut self.room)?, version_1);
+        let Stat { inactive_file, unwritten, returned } =
+            group_memory::stat(text(&self.stat, &mut self.room)?, version_1);
         let mut own = 0;
         for file in &self.protections {
             own = own.max(number(file, &mut self.room)?.unwrap_or(u64::MAX));
@@ -206,11 +216,11 @@ impl Files {
     }
 
     /// Reclaims about `bytes` of the group. Where the kernel takes no number (version 1), it is cut short after as many pieces as that should
-    /// be; `demand` is what the group takes in a second meanwhile.
+    /// be, and how much it was is an estimate.
     ///
     /// # Errors
     /// `ENODEV` if the group has gone.
-    pub fn reclaim(&mut self, bytes: u64, demand: u64, interrupter: Option<&Interrupter>) -> Result<Outcome, Errno> {
+    pub fn reclaim(&mut self, bytes: u64, interrupter: Option<&Interrupter>) -> Result<Outcome, Errno> {
         match (&mut self.reclaim, interrupter) {
             (Reclaim::Bytes(file), _) => match file.write_at(bytes.to_string().as_bytes(), 0).map_err(Errno::from) {
                 Ok(_) => Ok(Outcome { reclaimed: bytes, enough: true }),
@@ -219,19 +229,27 @@ impl Files {
                 Err(Errno(libc::EINTR)) => Ok(Outcome { reclaimed: 0, enough: true }),
                 Err(error) => Err(error),
             },
-            (Reclaim::Everything { file, piece }, Some(interrupter)) => {
+            (Reclaim::Everything { file, piece, rate, last }, Some(interrupter)) => {
                 let before = number(&self.usage, &mut self.room)?.unwrap_or(0);
                 let pieces = (bytes as f64 / *piece).clamp(1.0, PIECES_MOST).floor();
                 let begin = now_ns();
+                if let Some((usage, at)) = *last
+                    && begin > at
+                {
+                    let grown = before.saturating_sub(usage) as f64 * 1e9 / (begin - at) as f64;
+                    *rate = if *rate == 0.0 { grown } else { 0.8 * *rate + 0.2 * grown };
+                }
                 let result = interrupter.after(pieces as u64, || file.write_at(b"0", 0).map_err(Errno::from))?;
-                let took = (now_ns() - begin) as f64 / 1e9;
+                let end = now_ns();
                 let after = number(&self.usage, &mut self.room)?.unwrap_or(0);
-                let reclaimed = (before as f64 + demand as f64 * took - after as f64).max(0.0);
+                *last = Some((after, end));
+                let meanwhile = *rate * (end - begin) as f64 / 1e9;
+                let reclaimed = (before as f64 + meanwhile - after as f64).max(0.0);
                 *piece = (0.8 * *piece + 0.2 * reclaimed / pieces).max(PIECE_LEAST);
                 match result {
-                    // Cut short; or it has come to its end, which it does where nothing is left.
-                    Err(Errno(libc::EINTR)) => Ok(Outcome { reclaimed: reclaimed as u64, enough: reclaimed > PAGE_SIZE as f64 }),
+                    // It comes to its end by itself where nothing is left to reclaim.
                     Ok(_) => Ok(Outcome { reclaimed: reclaimed as u64, enough: false }),
+                    Err(Errno(libc::EINTR)) => Ok(Outcome { reclaimed: reclaimed as u64, enough: true }),
                     Err(error) => Err(error),
                 }
             }
@@ -321,7 +339,7 @@ mod tests {
         assert_eq!(files.look(), Ok(Found { limit: Some(256 * MIB), usage: 250 * MIB, stalls: 7 }));
         let detail = Detail { spare: 8000, returned: 8192, waited_us: Some(77), throttled: 3, protected: 4096 };
         assert_eq!(files.detail(), Ok(detail));
-        assert_eq!(files.reclaim(5 * MIB, 0, None), Ok(Outcome { reclaimed: 5 * MIB, enough: true }));
+        assert_eq!(files.reclaim(5 * MIB, None), Ok(Outcome { reclaimed: 5 * MIB, enough: true }));
         assert_eq!(fs::read_to_string(made_up.0.path().join("memory.reclaim")).unwrap(), (5 * MIB).to_string());
         // Whoever has set memory.high, that is the limit; and what is set later counts.
         made_up.write("memory.high", "209715200\n");
@@ -360,9 +378,13 @@ mod tests {
 
     #[test]
     fn nonsense_is_an_error() {
-        for (name, text) in
-            [("memory.current", ""), ("memory.current", "max\n"), ("memory.max", "x\n"), ("memory.events.local", "high 1\n"), ("memory.max", "-1\n")]
-        {
+        for (name, text) in [
+            ("memory.current", ""),
+            ("memory.current", "max\n"),
+            ("memory.max", "x\n"),
+            ("memory.events.local", "high 1\n"),
+            ("memory.max", "-1\n"),
+        ] {
             let made_up = MadeUp::v2();
             made_up.write(name, text);
             assert_eq!(made_up.open().unwrap().look(), Err(Errno(libc::EILSEQ)), "{name} {text:?}");
@@ -385,7 +407,7 @@ mod tests {
         let mut files = made_up.open().unwrap();
         assert_eq!(files.look(), Ok(Found { limit: Some(256 * MIB), usage: 250 * MIB, stalls: 9 }));
         assert_eq!(files.detail(), Ok(Detail { spare: 8000, ..Detail::default() }));
-        assert_eq!(files.reclaim(MIB, 0, None), Err(Errno(libc::ENOSYS)));
+        assert_eq!(files.reclaim(MIB, None), Err(Errno(libc::ENOSYS)));
         made_up.write("memory.limit_in_bytes", "9223372036854771712\n");
         assert_eq!(files.look().unwrap().limit, None);
     }

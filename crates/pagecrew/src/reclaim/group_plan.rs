@@ -14,6 +14,9 @@ use std::time::Duration;
 
 /// Of a smaller group, a share is less than what the kernel charges at once on a few CPUs.
 pub const LIMIT_LEAST: u64 = 32 << 20;
+/// If the share of a limit is less than this, up to so many shares are kept free.
+const SMALL: f64 = (16 << 20) as f64;
+const SMALL_SHARES: f64 = 2.5;
 /// One write asks for so much at most: a group can't be removed meanwhile.
 pub const WRITE_MOST: u64 = 16 << 20;
 /// And for so much at least: the kernel reclaims no less at once.
@@ -25,7 +28,7 @@ const BEGIN: f64 = 0.75;
 /// From the wake-up on, until it is known how much is taken.
 const FIRST: Duration = Duration::from_micros(1500);
 /// A group is looked at no more often than this.
-const LOOK_LEAST: Duration = Duration::from_micros(500);
+const LOOK_LEAST: Duration = Duration::from_micros(200);
 /// And, while demand begins and in general, no less often than these.
 const BEGINNING: Duration = Duration::from_millis(200);
 const SOON: Duration = Duration::from_millis(10);
@@ -174,8 +177,12 @@ impl Plan {
 
     /// Whether the next look needs a detail.
     pub fn wants_detail(&self, now_ns: u64) -> bool {
-        let of = |episode: &Episode| episode.detail.is_none_or(|(_, look)| passed(look.at_ns, now_ns) >= DETAIL);
-        self.paused.is_none_or(|(until, _)| now_ns >= until) && self.episode.as_ref().is_some_and(of)
+        let old = |episode: &Episode| episode.detail.is_none_or(|(_, look)| passed(look.at_ns, now_ns) >= DETAIL);
+        match self.paused {
+            // The look that ends a pause may begin an episode.
+            Some((until, _)) => now_ns >= until,
+            None => self.episode.as_ref().is_some_and(old),
+        }
     }
 
     /// What is kept free below the limit.
@@ -366,8 +373,10 @@ fn passed(since_ns: u64, now_ns: u64) -> Duration {
     Duration::from_nanos(now_ns.saturating_sub(since_ns))
 }
 
-/// What may be free below a limit. A group is never taken below what is protected of it.
+/// What may be free below a limit. A group is never taken below what is protected of it. A small group is read as fast as a large one, so of a
+/// small one the share is larger.
 fn bounds(limit: u64, share: f64, protected: u64) -> Bounds {
-    let most = if limit < LIMIT_LEAST { 0 } else { ((limit as f64 * share) as u64).min(limit.saturating_sub(protected)) };
+    let share = (limit as f64 * share).max(SMALL.min(limit as f64 * share * SMALL_SHARES));
+    let most = if limit < LIMIT_LEAST { 0 } else { (share as u64).min(limit.saturating_sub(protected)) };
     Bounds { least: (limit / 1000).max(2 * WRITE_LEAST).min(most), most }
 }

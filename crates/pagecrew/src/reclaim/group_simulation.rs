@@ -58,15 +58,21 @@ impl Group {
 
     /// A step of time in which `demand` bytes a second are wanted.
     fn step(&mut self, demand: u64) {
-        let wanted = (u128::from(demand) * u128::from(STEP) / u128::from(SECOND)) as u64;
-        let at_once = wanted.min(self.limit - self.usage);
-        self.usage += at_once;
-        // What tasks have to reclaim first costs them most of their time.
-        let reclaimed = (wanted - at_once) / 3;
-        let stalls = reclaimed.div_ceil(AT_LIMIT);
-        self.stalls += stalls;
-        self.event |= stalls > 0;
-        self.taken += at_once + reclaimed;
+        let mut wanted = (u128::from(demand) * u128::from(STEP) / u128::from(SECOND)) as u64;
+        loop {
+            let had = wanted.min(self.limit - self.usage);
+            self.usage += had;
+            self.taken += had;
+            wanted -= had;
+            if wanted == 0 {
+                break;
+            }
+            // A task reclaims for itself, and wants nothing for as long as that takes.
+            self.stalls += 1;
+            self.event = true;
+            self.usage -= AT_LIMIT;
+            wanted = wanted.saturating_sub(AT_LIMIT / 2);
+        }
     }
 
     fn cache(&self) -> u64 {
@@ -74,7 +80,14 @@ impl Group {
     }
 
     fn look(&self, at_ns: u64) -> Look {
-        Look { at_ns, limit: self.limit, usage: self.usage, reclaimed: self.reclaimed, stalls: self.stalls, busy_ns: self.busy_ns }
+        Look {
+            at_ns,
+            limit: self.limit,
+            usage: self.usage,
+            reclaimed: self.reclaimed,
+            stalls: self.stalls,
+            busy_ns: self.busy_ns,
+        }
     }
 
     fn detail(&self) -> Detail {
@@ -195,7 +208,8 @@ impl Machine {
             return;
         }
         let took = (u128::from(step.reclaim) * u128::from(SECOND) / u128::from(self.rate)) as u64;
-        let writer = Writer { group: number, since_ns: now + after_ns, until_ns: now + after_ns + took, reclaim: step.reclaim };
+        let writer =
+            Writer { group: number, since_ns: now + after_ns, until_ns: now + after_ns + took, reclaim: step.reclaim };
         self.writers[index] = Some(writer);
     }
 
@@ -204,7 +218,12 @@ impl Machine {
         let found = group.reclaim(writer.reclaim);
         group.busy_ns += writer.until_ns - writer.since_ns;
         plan.written(self.now_ns, found >= writer.reclaim);
-        self.begin(index, writer.group, 0);
+        // Others may be due by now.
+        self.writers[index] = None;
+        self.turns.done(writer.group, Some(self.now_ns));
+        if let Some(group) = self.turns.take(self.now_ns) {
+            self.begin(index, group, 0);
+        }
     }
 
     pub fn stalls(&self) -> u64 {
@@ -219,7 +238,11 @@ impl Machine {
 /// A rate of reclaim of one thread (the proposal's own figures: 0.85 million pages a second beside others).
 const RATE: u64 = 850_000 * 4096;
 
-fn stalls_with_and_without(machine: impl Fn() -> Machine, time_ns: u64, load: impl Fn(usize, u64) -> u64) -> (Machine, Machine) {
+fn stalls_with_and_without(
+    machine: impl Fn() -> Machine,
+    time_ns: u64,
+    load: impl Fn(usize, u64) -> u64,
+) -> (Machine, Machine) {
     let (mut with, mut without) = (machine(), machine());
     without.served = false;
     with.run(time_ns, &load);
@@ -237,9 +260,10 @@ fn a_steady_load_costs_a_tenth_of_the_stalls() {
                 let case = format!("{} MiB, {} MiB/s, {wakes} ns", limit / MIB, demand / MIB);
                 assert!(with.stalls() * 10 <= without.stalls(), "{case}: {} of {}", with.stalls(), without.stalls());
                 assert!(with.taken() >= without.taken(), "{case}");
-                // No more than the share is ever taken away, and the rest of one write.
+                // No more than the share is ever taken away, and what a task reclaims meanwhile.
                 let (group, _) = &with.groups[0];
-                assert!(group.lowest as f64 >= limit as f64 * (1.0 - 0.0251), "{case}: {}", group.lowest);
+                let most = (limit as f64 * 0.0251).max(16.1 * MIB as f64);
+                assert!((group.lowest + AT_LIMIT) as f64 >= limit as f64 - most, "{case}: {}", group.lowest);
             }
         }
     }
@@ -279,7 +303,7 @@ fn a_hog_takes_nothing_from_its_neighbour() {
     assert!(of(&with) * 10 <= of(&without), "{} of {}", of(&with), of(&without));
     assert!(with.groups[1].0.taken >= without.groups[1].0.taken);
     assert!(with.groups[0].0.taken >= without.groups[0].0.taken);
-    assert!(with.groups[0].0.lowest as f64 >= GIB as f64 * (1.0 - 0.0251));
+    assert!((with.groups[0].0.lowest + AT_LIMIT) as f64 >= GIB as f64 * (1.0 - 0.0251));
 }
 
 #[test]

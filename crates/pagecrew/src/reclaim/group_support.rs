@@ -22,7 +22,9 @@ impl fmt::Display for Unserved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Unserved::NoController => write!(f, "no memory controller of control groups is mounted"),
-            Unserved::TooOld => write!(f, "the kernel can't be asked to reclaim memory of a group (memory.reclaim, Linux 5.19)"),
+            Unserved::TooOld => {
+                write!(f, "the kernel can't be asked to reclaim memory of a group (memory.reclaim, Linux 5.19)")
+            }
             Unserved::Refused(errno) => write!(f, "the files of control groups: {errno}"),
         }
     }

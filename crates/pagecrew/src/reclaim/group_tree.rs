@@ -224,7 +224,8 @@ mod tests {
         let path = |name: &str| top.path().join(name);
         fs::create_dir_all(path("a/b")).unwrap();
         fs::create_dir_all(path("ab")).unwrap();
-        let named = Choice::Named(vec![path("a").to_str().unwrap().to_owned(), path("later").to_str().unwrap().to_owned()]);
+        let named =
+            Choice::Named(vec![path("a").to_str().unwrap().to_owned(), path("later").to_str().unwrap().to_owned()]);
         let (mut tree, changes) = tree(top.path(), named);
         assert_eq!(changes, [path("a"), path("a/b")].map(Change::Look));
         for name in ["later", "other"] {

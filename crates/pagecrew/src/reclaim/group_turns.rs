@@ -51,9 +51,9 @@ impl Turns {
 
     /// Whoever had `group` is done with it; it is due again at `next_ns`, if at all.
     pub fn done(&mut self, group: u64, next_ns: Option<u64>) {
-        if let Some(Turn::Taken(meanwhile)) = self.of.remove(&group)
-            && let Some(next) = meanwhile.into_iter().chain(next_ns).min()
-        {
+        let Some(&Turn::Taken(meanwhile)) = self.of.get(&group) else { return };
+        self.of.remove(&group);
+        if let Some(next) = meanwhile.into_iter().chain(next_ns).min() {
             self.at(group, next);
         }
     }
@@ -83,7 +83,10 @@ mod tests {
             turns.at(group, at);
         }
         assert_eq!((turns.next_ns(), turns.take(4)), (Some(5), None));
-        assert_eq!([turns.take(20), turns.take(20), turns.take(20), turns.take(100)], [Some(1), Some(2), Some(3), None]);
+        assert_eq!(
+            [turns.take(20), turns.take(20), turns.take(20), turns.take(100)],
+            [Some(1), Some(2), Some(3), None]
+        );
         turns.done(1, None);
         turns.done(2, Some(7));
         // Heard of while somebody is at it.

@@ -14,7 +14,7 @@ use crate::stats::figures;
 use crate::sys::Errno;
 use crate::sys::clock::{now_ns, thread_cpu_ns};
 use crate::sys::interrupt::Interrupter;
-use crate::sys::{sched, tracepoint};
+use crate::sys::tracepoint;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -31,10 +31,10 @@ const GROUPS_MOST: usize = 1000;
 const DESCRIPTORS: u64 = 16 << 10;
 /// Writers, at most; and no more than CPUs.
 const WRITERS_MOST: usize = 8;
-/// Writers are that much less nice than what they work for: they do what others would have to wait for.
-const NICE: i32 = -5;
 /// Of all CPUs, so much is for writers, over some seconds.
 const CPUS: f64 = 0.5;
+/// Nothing is said of what is over sooner.
+const TELL_AFTER: Duration = Duration::from_millis(100);
 /// At the end, writers are waited for so long. They have nothing to undo.
 const PATIENCE: Duration = Duration::from_millis(50);
 
@@ -124,6 +124,8 @@ struct Episode {
     since_ns: u64,
     reclaimed: u64,
     stalls: u64,
+    /// That it has begun was said.
+    told: bool,
 }
 
 /// A group's place among all.
@@ -398,7 +400,9 @@ impl Shared {
             episode: None,
             ahead: 0,
         };
-        state.places.insert(number, Place { path: path.to_owned(), signal, member: Some(Box::new(member)), heard: false });
+        state
+            .places
+            .insert(number, Place { path: path.to_owned(), signal, member: Some(Box::new(member)), heard: false });
         state.by_path.insert(path.to_owned(), number);
         state.standing.listened_to += 1;
     }
@@ -430,8 +434,6 @@ impl Shared {
 
     /// The life of a writer.
     fn writer(&self) {
-        // Where that is not allowed, it is as nice as others.
-        let _ = sched::set_nice(NICE);
         // Groups of version 1 need it, and are not served without.
         let interrupter = tracepoint::number(PIECE).and_then(Interrupter::new).ok();
         let mut state = self.lock();
@@ -576,12 +578,7 @@ impl Member {
         turn
     }
 
-    fn try_turn(
-        &mut self,
-        turn: &mut Turn,
-        interrupter: Option<&Interrupter>,
-        tell: &Listener,
-    ) -> Result<(), Errno> {
+    fn try_turn(&mut self, turn: &mut Turn, interrupter: Option<&Interrupter>, tell: &Listener) -> Result<(), Errno> {
         self.signal.clear();
         let files = match &mut self.files {
             Some(files) => files,
@@ -603,18 +600,24 @@ impl Member {
         let mut step = self.plan.note(look, detail);
         if step.reclaim > 0 {
             if self.episode.is_none() {
-                self.episode = Some(Episode { since_ns: at_ns, reclaimed: self.reclaimed, stalls: found.stalls });
+                self.episode =
+                    Some(Episode { since_ns: at_ns, reclaimed: self.reclaimed, stalls: found.stalls, told: false });
                 turn.begun = true;
             }
             turn.wrote = true;
-            let outcome = files.reclaim(step.reclaim, self.plan.demand(), interrupter)?;
+            let outcome = files.reclaim(step.reclaim, interrupter)?;
             let now = now_ns();
             self.busy_ns += now - at_ns;
             self.reclaimed += outcome.reclaimed;
             turn.reclaimed = outcome.reclaimed;
             self.plan.written(now, outcome.enough);
-            if turn.begun {
-                let (demand, ahead) = (self.plan.demand(), self.plan.target());
+            let (demand, ahead) = (self.plan.demand(), self.plan.target());
+            // Not before it is known how much is taken.
+            if let Some(episode) = &mut self.episode
+                && !episode.told
+                && at_ns - episode.since_ns >= TELL_AFTER.as_nanos() as u64
+            {
+                episode.told = true;
                 tell(GroupEvent::Begun { group: self.group.path().to_owned(), demand, ahead });
             }
             // Others may be due by now. What is to be done next, a look says.
@@ -635,7 +638,7 @@ impl Member {
     fn end(&mut self, pause: Option<Pause>, tell: &Listener) {
         self.files = None;
         let stalls = self.stalls.take().unwrap_or(0);
-        if let Some(episode) = self.episode.take() {
+        if let Some(episode) = self.episode.take().filter(|episode| episode.told) {
             tell(GroupEvent::Ended {
                 group: self.group.path().to_owned(),
                 lasted: Duration::from_nanos(now_ns() - episode.since_ns),

@@ -31,7 +31,9 @@ pub fn stat(text: &str, version_1: bool) -> Stat {
         };
         match name {
             "inactive_file" => stat.inactive_file = value,
-            "file_dirty" | "file_writeback" | "dirty" | "writeback" => stat.unwritten = stat.unwritten.saturating_add(value),
+            "file_dirty" | "file_writeback" | "dirty" | "writeback" => {
+                stat.unwritten = stat.unwritten.saturating_add(value)
+            }
             "workingset_restore_file" | "workingset_refault_anon" | "workingset_restore" => {
                 stat.returned = stat.returned.saturating_add(bytes(value));
             }
@@ -84,8 +86,13 @@ mod tests {
         assert_eq!(stat(V2, false), common);
         assert_eq!(stat(V1, true), Stat { returned: 3 * PAGE, ..common });
         // Files and the rest together: before 5.9.
-        assert_eq!(stat("inactive_file 7\nworkingset_restore 2\n", false), Stat { inactive_file: 7, unwritten: 0, returned: 2 * PAGE });
-        for (text, version_1) in [("", false), ("inactive_file", false), ("inactive_file x\n", false), (V1, false), (V2, true)] {
+        assert_eq!(
+            stat("inactive_file 7\nworkingset_restore 2\n", false),
+            Stat { inactive_file: 7, unwritten: 0, returned: 2 * PAGE }
+        );
+        for (text, version_1) in
+            [("", false), ("inactive_file", false), ("inactive_file x\n", false), (V1, false), (V2, true)]
+        {
             assert_eq!(stat(text, version_1).returned, if text == V1 { PAGE } else { 0 }, "{text}");
         }
     }
@@ -93,8 +100,13 @@ mod tests {
     #[test]
     fn events_of_every_kernel() {
         assert_eq!(times_at_limit("low 0\nhigh 3\nmax 40\noom 0\noom_kill 0\n"), Some(43));
-        assert_eq!(times_at_limit("low 0\nhigh 0\nmax 7\noom 0\noom_kill 0\noom_group_kill 0\nsock_throttled 0\n"), Some(7));
-        for text in ["", "high 3\n", "max 4\n", "high 3\nmax \n", "high 3\nmax x\n", "maximum 3\nhigher 4\n", "high 3\nma"] {
+        assert_eq!(
+            times_at_limit("low 0\nhigh 0\nmax 7\noom 0\noom_kill 0\noom_group_kill 0\nsock_throttled 0\n"),
+            Some(7)
+        );
+        for text in
+            ["", "high 3\n", "max 4\n", "high 3\nmax \n", "high 3\nmax x\n", "maximum 3\nhigher 4\n", "high 3\nma"]
+        {
             assert_eq!(times_at_limit(text), None, "{text:?}");
         }
         assert_eq!(throttled("usage_usec 7\nnr_periods 5\nnr_throttled 4\nthrottled_usec 9\n"), Some(4));

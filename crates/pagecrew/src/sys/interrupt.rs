@@ -36,7 +36,7 @@ impl Interrupter {
     pub fn new(number: u64) -> Result<Interrupter, Errno> {
         let thread = thread_id();
         let tracepoint = Tracepoint::new(number, thread)?;
-        tracepoint.every(NEVER)?;
+        tracepoint.off()?;
         let owner = Owner { kind: OF_THREAD, thread };
         let event = tracepoint.as_raw_fd();
         // SAFETY: all zeroes is a valid value of each structure, and all of them outlive the calls; the handler does nothing.
@@ -63,14 +63,12 @@ impl Interrupter {
     pub fn after<T>(&self, times: u64, call: impl FnOnce() -> T) -> Result<T, Errno> {
         self.tracepoint.every(times.max(1))?;
         let result = call();
-        self.tracepoint.every(NEVER)?;
+        self.tracepoint.off()?;
         // What was written down of it is of no use.
         self.tracepoint.take();
         Ok(result)
     }
 }
-
-const NEVER: u64 = 1 << 40;
 
 #[cfg(test)]
 mod tests {
@@ -79,18 +77,18 @@ mod tests {
 
     #[test]
     fn a_call_ends_when_the_kernel_has_come_by_often_enough() {
-        let Ok(number) = tracepoint::number("sched/sched_switch") else { return };
+        let Ok(number) = tracepoint::number("syscalls/sys_enter_clock_nanosleep") else { return };
         std::thread::spawn(move || {
             let Ok(interrupter) = Interrupter::new(number) else { return };
-            // Whoever waits comes by once; the rest of the time is slept, unless a signal ends that.
-            let mut time = libc::timespec { tv_sec: 20, tv_nsec: 0 };
-            // SAFETY: the time outlives the call.
-            let slept = interrupter.after(1, || unsafe { libc::nanosleep(&time, &mut time) });
-            assert_eq!(slept, Ok(-1));
+            let sleep = |seconds, nanoseconds| {
+                let time = libc::timespec { tv_sec: seconds, tv_nsec: nanoseconds };
+                // SAFETY: the time outlives the call.
+                unsafe { libc::nanosleep(&time, ptr::null_mut()) }
+            };
+            assert_eq!(interrupter.after(1, || sleep(1000, 0)), Ok(-1));
+            assert_eq!(interrupter.after(2, || [sleep(0, 1000), sleep(1000, 0)]), Ok([0, -1]));
             // And nothing is cut short after that.
-            let mut time = libc::timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-            // SAFETY: as above.
-            assert_eq!(unsafe { libc::nanosleep(&time, &mut time) }, 0);
+            assert_eq!(sleep(0, 5_000_000), 0);
         })
         .join()
         .unwrap();

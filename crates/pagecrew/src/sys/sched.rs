@@ -93,15 +93,6 @@ pub fn set_slice(ns: u64) -> Result<(), Errno> {
     set_attributes(&attributes)
 }
 
-/// Makes the calling thread an ordinary one that is so nice: from 19, who gets least beside others, to -20.
-///
-/// # Errors
-/// `EPERM` or `EACCES` for less than it is now, without `CAP_SYS_NICE` or a sufficient `RLIMIT_NICE`.
-pub fn set_nice(nice: i32) -> Result<(), Errno> {
-    let size = size_of::<Attributes>() as u32;
-    set_attributes(&Attributes { size, policy: libc::SCHED_OTHER as u32, nice, ..Attributes::default() })
-}
-
 /// Has the calling thread run before all ordinary ones, and so at once when it wakes up (`SCHED_FIFO`). What it starts is ordinary. If it ran for
 /// `most` without a pause, this process would be ended (`RLIMIT_RTTIME`, 2.6.25): by mistake it may not keep a CPU from everybody.
 ///
