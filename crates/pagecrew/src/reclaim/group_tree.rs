@@ -158,10 +158,10 @@ impl Tree {
                 self.walk(vec![path.join(OsStr::from_bytes(&name))], &mut changes);
             } else if events.contains(ReadFlags::CLOSE_WRITE) {
                 match &name[..] {
-                    b"memory.max" | b"memory.high" | b"memory.limit_in_bytes" => {
-                        if self.choice.has(&path, &self.named) {
-                            changes.push(Change::Look(path));
-                        }
+                    b"memory.max" | b"memory.high" | b"memory.limit_in_bytes"
+                        if self.choice.has(&path, &self.named) =>
+                    {
+                        changes.push(Change::Look(path));
                     }
                     // The groups inside may have a memory controller from now on.
                     b"cgroup.subtree_control" => {
