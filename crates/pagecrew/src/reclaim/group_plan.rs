@@ -38,6 +38,8 @@ const DETAIL: Duration = Duration::from_millis(100);
 /// A group is at rest when it had no demand for so long; for less, where nothing had to be reclaimed.
 const REST: Duration = Duration::from_secs(1);
 const REST_IN_VAIN: Duration = Duration::from_millis(100);
+/// Its demand declines slowly, which is no reason to look at it for longer than this after something was taken.
+const QUIET: Duration = Duration::from_secs(5);
 /// After wake-ups that led to nothing, the kernel is not listened to for so long: tasks are at the limit now and then, and need no help.
 const DOZE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// Memory that comes back was reclaimed too early. If it is more than this share of what was reclaimed, and more than a little, the group is
@@ -228,7 +230,7 @@ impl Plan {
         }
         let (taken, cause) = self.follow(look);
         let Some(episode) = &mut self.episode else { return self.rest() };
-        if taken > 0 && cause != lead::Cause::Rest {
+        if taken >= WRITE_LEAST && cause != lead::Cause::Rest {
             episode.busy_ns = now;
         }
         let since = passed(episode.since_ns, now);
@@ -244,6 +246,9 @@ impl Plan {
                 return episode.at(now, if since < BEGINNING { SOON } else { LATER });
             }
             return if episode.reclaimed { self.rest() } else { self.pause(now, Pause::Doze) };
+        }
+        if passed(episode.busy_ns, now) > QUIET {
+            return self.rest();
         }
         let free = look.limit.saturating_sub(look.usage);
         let begin = (self.target as f64 * BEGIN) as u64;
