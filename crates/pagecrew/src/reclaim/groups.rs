@@ -36,7 +36,7 @@ const CPUS: f64 = 0.5;
 /// Nothing is said of what is over sooner.
 const TELL_AFTER: Duration = Duration::from_millis(100);
 /// At the end, writers are waited for so long. They have nothing to undo.
-const PATIENCE: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// What may be done for groups.
 #[derive(Debug, Clone, PartialEq)]
