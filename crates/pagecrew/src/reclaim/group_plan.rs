@@ -177,6 +177,11 @@ impl Plan {
         }
     }
 
+    /// The group is looked at no longer, until the kernel says something again.
+    pub fn stop(&mut self) {
+        self.rest();
+    }
+
     /// Whether the next look needs a detail.
     pub fn wants_detail(&self, now_ns: u64) -> bool {
         let old = |episode: &Episode| episode.detail.is_none_or(|(_, look)| passed(look.at_ns, now_ns) >= DETAIL);

@@ -9,7 +9,7 @@ use super::group_support::{self, Unserved};
 use super::group_tree::{Change, Choice, Tree};
 use super::group_turns::Turns;
 use crate::control::budget::Budget;
-use crate::group::Group;
+use crate::group::{Group, Version};
 use crate::stats::figures;
 use crate::sys::Errno;
 use crate::sys::clock::{now_ns, thread_cpu_ns};
@@ -434,8 +434,8 @@ impl Shared {
 
     /// The life of a writer.
     fn writer(&self) {
-        // Groups of version 1 need it, and are not served without.
-        let interrupter = tracepoint::number(PIECE).and_then(Interrupter::new).ok();
+        // Groups of version 1 need one, and are not served without.
+        let mut interrupter = None;
         let mut state = self.lock();
         while !state.ending {
             let now = now_ns();
@@ -451,6 +451,9 @@ impl Shared {
                 self.turn.notify_one();
             }
             drop(state);
+            if interrupter.is_none() && member.group.version() == Version::V1 {
+                interrupter = tracepoint::number(PIECE).and_then(Interrupter::new).ok();
+            }
             let begin = thread_cpu_ns();
             let turn = member.turn(heard, most, interrupter.as_ref(), &self.tell);
             state = self.lock();
@@ -573,6 +576,8 @@ impl Member {
         }
         // A group that has gone, has lost its limit, or does not let itself be reclaimed.
         if self.try_turn(&mut turn, interrupter, tell).is_err() {
+            self.plan.stop();
+            (turn.next, turn.ahead, turn.awake) = (Next::Gone, 0, false);
             self.end(None, tell);
         }
         turn
