@@ -72,18 +72,12 @@ said_something() {
 # nearly all of the machine's memory, so it runs in guests, and elsewhere only where it is asked for.
 reclaim_demand() {
     can_reclaim
-    local before total round service _
+    local before total round service keeper _
     before=$(cat "$factor")
     total=$(($(awk '/^MemTotal/ { print $2 }' /proc/meminfo) * 1024))
     at_exit "kill -9 \$(jobs -p) 2>/dev/null || true; [ ! -d $work/disk ] || umount -R $work/disk/* 2>/dev/null || true"
-    mkdir "$work/disk"
-    mkfifo "$work/disk-end" "$work/lock-end"
-    "$pagecrew" bench-worker keep-disk "$work/disk" $((total / 4)) <"$work/disk-end" >"$work/disk-said" 2>&1 &
-    local keeper=$!
-    exec 8>"$work/disk-end"
-    said_something "$work/disk-said"
-    # It says an empty line, or why it can't.
-    if grep -q . "$work/disk-said"; then skip "no disk: $(tail -n 1 "$work/disk-said")"; fi
+    disk_in_memory $((total / 4))
+    mkfifo "$work/lock-end"
     "$pagecrew" bench-worker lock $((total / 16)) <"$work/lock-end" >"$work/lock-said" 2>&1 &
     exec 9>"$work/lock-end"
     said_something "$work/lock-said"
@@ -121,7 +115,122 @@ reclaim_demand() {
     grep -o '"gap_bytes":[0-9]*' "$work/said" | sort -t : -k 2 -n | tail -n 1
 }
 
+# disk_in_memory BYTES: a disk full of files below $work/disk, until descriptor 8 is closed. Sets `keeper`.
+disk_in_memory() {
+    mkdir "$work/disk"
+    mkfifo "$work/disk-end"
+    "$pagecrew" bench-worker keep-disk "$work/disk" "$1" <"$work/disk-end" >"$work/disk-said" 2>&1 &
+    keeper=$!
+    exec 8>"$work/disk-end"
+    said_something "$work/disk-said"
+    # It says an empty line, or why it can't.
+    if grep -q . "$work/disk-said"; then skip "no disk: $(tail -n 1 "$work/disk-said")"; fi
+}
+
+# How often tasks of $group were at its limit.
+times_at_limit() {
+    if [ -e "$group/memory.failcnt" ]; then
+        cat "$group/memory.failcnt"
+    else
+        awk '/^max / { print $2 }' "$group/memory.events.local"
+    fi
+}
+
+# Has four tasks in $group read more than its limit has room for, and adds to the file $1 how often they were at the limit.
+read_in_group() {
+    local before number reader readers _
+    before=$(times_at_limit)
+    for _ in $(seq "$((${patience:-1} > 1 ? 1 : 5))"); do
+        readers=()
+        for number in 0 1 2 3; do
+            local from=("if=$work/disk/files/$number")
+            # A guest's disk, which is read through the page cache as well.
+            if [ -z "$keeper" ]; then from=(if=/dev/vda "skip=$((180 * number))" count=180); fi
+            (echo "$BASHPID" >"$group/cgroup.procs" && exec dd bs=1M of=/dev/null status=none "${from[@]}") &
+            readers+=($!)
+        done
+        for reader in "${readers[@]}"; do
+            wait "$reader" || fail "a reader: status $?"
+        done
+    done
+    echo $(($(times_at_limit) - before)) >>"$1"
+}
+
+# All that can be set for $group.
+settings_of_group() {
+    local name
+    for name in max high low min limit_in_bytes soft_limit_in_bytes swappiness oom_control oom.group swap.max memsw.limit_in_bytes; do
+        if [ -e "$group/memory.$name" ]; then
+            # What is counted there is no setting.
+            echo "$name: $(grep -v -e '^under_oom' -e '^oom_kill ' "$group/memory.$name")"
+        fi
+    done
+}
+
+middle() {
+    sort -n "$1" | sed -n "$((($(wc -l <"$1") + 1) / 2))p"
+}
+
+# Tasks of a group at its limit reclaim for themselves half as often at most, and whatever the end is, the group is as before.
+reclaim_group() {
+    can_reclaim
+    local mount=/sys/fs/cgroup/memory round before began took
+    [ "$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo)" -gt 2000000 ] || skip "takes 2 GB of free memory"
+    if [ ! -e $mount/memory.limit_in_bytes ]; then
+        mount=/sys/fs/cgroup
+        grep -qw memory "$mount/cgroup.controllers" 2>/dev/null || skip "no memory controller can be had here"
+        echo +memory >"$mount/cgroup.subtree_control" 2>/dev/null || skip "no memory controller can be had here"
+        [ -e "$mount/memory.reclaim" ] || skip "the kernel has no memory.reclaim (Linux 5.19)"
+    fi
+    group=$mount/pagecrew-test-$$
+    keeper='' service='' readers=''
+    # Whoever keeps the disk takes it away, once nobody else has its input open.
+    at_exit "exec 8>&-; for pid in \$(jobs -p); do [ \$pid = \"\$keeper\" ] || kill -9 \$pid; done 2>/dev/null; wait; eventually rmdir $group 2>/dev/null || true"
+    [ -n "${guest:-}" ] || disk_in_memory $((800 << 20))
+    # A group that comes later, and gets its limit after that.
+    start_reclaim --groups "$(basename "$group")"
+    mkdir "$group" || skip "no control group can be made"
+    if [ -e "$group/memory.max" ]; then
+        echo 256M >"$group/memory.max"
+    else
+        echo 256M >"$group/memory.limit_in_bytes"
+    fi
+    before=$(settings_of_group)
+    for round in TERM TERM KILL; do
+        [ -n "$service" ] || start_reclaim --groups "$group"
+        sleep 0.5
+        read_in_group "$work/with"
+        # In the middle of a load.
+        read_in_group "$work/last" &
+        readers=$!
+        sleep 0.1
+        began=$(date +%s%N)
+        kill -s "$round" "$service"
+        wait "$service" || [ "$round" = KILL ] || fail "status $?: $(cat "$work/log")"
+        took=$((($(date +%s%N) - began) / 1000000))
+        [ "$round" = KILL ] || echo "$took" >>"$work/took"
+        [ "$round" = KILL ] || grep -q 'control groups: .* reclaimed ahead' "$work/log" || fail "nothing was reclaimed: $(cat "$work/log")"
+        service=
+        wait "$readers" || fail "readers: status $?"
+        [ "$(settings_of_group)" = "$before" ] || fail "after SIG$round: $(settings_of_group), and before: $before"
+        read_in_group "$work/without"
+    done
+    # Programs beside it may hold up one of them, but no write may.
+    [ "$(sort -n "$work/took" | head -n 1)" -le $((100 * ${patience:-1})) ] || fail "ended after $(tr '\n' ' ' <"$work/took")ms"
+    [ "$(middle "$work/without")" -ge 50 ] || skip "tasks were at the limit $(middle "$work/without") times only"
+    [ $((2 * $(middle "$work/with"))) -le "$(middle "$work/without")" ] ||
+        fail "at the limit $(tr '\n' ' ' <"$work/with")times, and $(tr '\n' ' ' <"$work/without")without"
+    # Nobody is in it, and nothing of ours.
+    eventually rmdir "$group" || fail "the group can't be removed"
+    if [ -n "$keeper" ]; then
+        exec 8>&-
+        wait "$keeper" || fail "the disk: status $?"
+    fi
+    echo "at the limit $(middle "$work/with") times, and $(middle "$work/without") without"
+}
+
 add reclaim/rest 60 reclaim_rest
+add reclaim/group 300 reclaim_group
 [ -n "${guest:-}" ] || long=yes
 add reclaim/demand 300 reclaim_demand
 long=no

@@ -3,7 +3,7 @@
 use crate::control::supervision;
 use crate::group::Holds;
 use crate::pool;
-use crate::reclaim::Standing;
+use crate::reclaim::{GroupStanding, Standing};
 use crate::stats::{Counters, Elsewhere, Kind, Metric, NodeMemory, Part, Unit, Usage, ZoneBytes};
 use crate::trim::{self, Left, Overview, Tally};
 use std::fmt::Write;
@@ -16,6 +16,7 @@ pub fn all() -> Vec<&'static Metric> {
     all.extend([Left::AT_SCAN, Left::AT_LOOK, trim::BUDGET]);
     all.extend(pool::Status::metrics());
     all.extend(Standing::METRICS);
+    all.extend(GroupStanding::METRICS);
     all.push(UP);
     all.extend(supervision::Standing::METRICS);
     all
@@ -123,7 +124,7 @@ const PARTS: [(Part, &str, &str); 5] = [
         Part::Reclaim,
         "pagecrew reclaim",
         "JSON: the lines of `pagecrew reclaim --json`, one whenever something changes. All figures are of the last look, and there is none while\n\
-         nothing is reclaimed; the counters begin at 0 when it is started.",
+         nothing is reclaimed; the counters begin at 0 when it is started. `groups` is in the last line, `groups-end`.",
     ),
     (
         Part::Run,

@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::metrics::Address;
 use crate::settings::{self, Key, Setting, Table};
+use pagecrew::reclaim::Choice;
 use std::path::Path;
 
 /// `[reclaim]`.
@@ -14,7 +15,14 @@ pub const TABLE: Table = Table {
             name: "most",
             example: "\"2.5%\"",
             default: "2.5%",
-            help: "The most of the memory that is kept free ahead of demand, up to 10 percent; up to as much again is free while the kernel reclaims.",
+            help: "The most of the memory, and of a control group's limit, that is kept free ahead of demand, up to 10 percent; up to as much again is free while the kernel reclaims. Of a small group, up to 16 MiB or 2.5 times the share.",
+            live: true,
+        },
+        Key {
+            name: "groups",
+            example: "[\"/system.slice/db.service\"]",
+            default: "all",
+            help: "Control groups whose memory is reclaimed ahead of their demand at their own limits: \"all\" that have one, \"none\", or those with these names or directories, with those below them.",
             live: true,
         },
         Key {
@@ -32,6 +40,8 @@ pub const TABLE: Table = Table {
 pub struct Config {
     /// Percent of the memory.
     pub most: Option<String>,
+    /// Which control groups.
+    pub groups: Option<Choice>,
     /// Where metrics are served.
     pub metrics: Option<Address>,
 }
@@ -48,6 +58,7 @@ impl Config {
         for setting in settings {
             match setting.key() {
                 "most" => config.most = Some(setting.text()?),
+                "groups" => config.groups = Some(groups(setting)?),
                 "metrics" => config.metrics = Some(setting.parse(Address::parse)?),
                 _ => return Err(setting.unknown(&TABLE)),
             }
@@ -62,6 +73,24 @@ impl Config {
     }
 }
 
+/// A word or an array of names.
+fn groups(setting: Setting<'_>) -> Result<Choice, String> {
+    match setting.text() {
+        Ok(word) => choice(&[word])
+            .ok_or_else(|| setting.error("this is neither all nor none; names stand in an array: [\"NAME\"]")),
+        Err(_) => Ok(Choice::Named(setting.items()?.iter().map(Setting::text).collect::<Result<_, _>>()?)),
+    }
+}
+
+/// What a word stands for.
+pub fn choice(words: &[String]) -> Option<Choice> {
+    match words {
+        [word] if word == "all" => Some(Choice::All),
+        [word] if word == "none" => Some(Choice::None),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,6 +102,20 @@ mod tests {
         assert_eq!(Config::parse("").unwrap(), Config::default());
         let examples: String = TABLE.keys.iter().map(|key| format!("{} = {}\n", key.name, key.example)).collect();
         assert!(Config::parse(&examples).is_ok(), "{examples}");
+        for (text, groups) in [
+            ("groups = \"all\"", Choice::All),
+            ("groups = \"none\"", Choice::None),
+            ("groups = [\"a\", \"/b\"]", Choice::Named(vec!["a".into(), "/b".into()])),
+            ("groups = [\"all\"]", Choice::Named(vec!["all".into()])),
+        ] {
+            assert_eq!(Config::parse(text).unwrap().groups, Some(groups), "{text}");
+        }
+        for (text, word) in
+            [("groups = \"db\"", "neither all nor none"), ("groups = [[]]", "groups"), ("groups = true", "array")]
+        {
+            let error = Config::parse(text).unwrap_err();
+            assert!(error.contains(word), "{text}: {error}");
+        }
         for (text, word) in [("mots = 1", "mots"), ("most = []", "array"), ("metrics = \"x\"", "metrics")] {
             let error = Config::parse(text).unwrap_err();
             assert!(error.contains(word), "{text}: {error}");

@@ -3,11 +3,14 @@
 use crate::failure::Failure;
 use crate::metrics::{Address, Listener, Service};
 use crate::output::note;
-use pagecrew::reclaim::Standing;
+use pagecrew::reclaim::{GroupStanding, Standing};
 use pagecrew::stats::{Sample, samples};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Where it is written down how it stands, for those who serve it.
+/// What says how it stands with groups.
+pub type OfGroups = Arc<dyn Fn() -> GroupStanding + Send + Sync>;
+
+/// Where it is written down how it stands with nodes, for those who serve it.
 #[derive(Clone, Default)]
 pub struct Board(Arc<Mutex<Standing>>);
 
@@ -17,18 +20,18 @@ impl Board {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = standing;
     }
 
-    /// Serves it at `address`.
-    pub fn serve(&self, address: &Address) -> Result<Service, Failure> {
+    /// Serves it at `address`, with how it stands with groups.
+    pub fn serve(&self, address: &Address, groups: OfGroups) -> Result<Service, Failure> {
         let board = self.clone();
-        let source = move || all(*board.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let source = move || all(*board.0.lock().unwrap_or_else(PoisonError::into_inner), groups());
         let service = Service::start(Listener::new(address)?, source)?;
         note(&format!("metrics at {}", service.address()));
         Ok(service)
     }
 }
 
-fn all(standing: Standing) -> Vec<Sample> {
-    samples(standing.figures(), &[]).collect()
+fn all(standing: Standing, groups: GroupStanding) -> Vec<Sample> {
+    samples(standing.figures(), &[]).chain(samples(groups.figures(), &[])).collect()
 }
 
 #[cfg(test)]
@@ -42,13 +45,18 @@ mod tests {
     fn the_exposition_is_what_is_registered() {
         let standing =
             Standing { factor: 120, demand_bytes: 6 << 30, lead_ns: 50_000_000, stalls: 3, ..Standing::default() };
-        assert_complete(Part::Reclaim, all(standing));
-        let text = text(all(standing));
+        let groups =
+            GroupStanding { listened_to: 12, reclaimed_bytes: 5, cpu_ns: 1_500_000_000, ..GroupStanding::default() };
+        assert_complete(Part::Reclaim, all(standing, groups));
+        let text = text(all(standing, groups));
         for line in [
             "pagecrew_reclaim_factor 120\n",
             "pagecrew_reclaim_demand_bytes 6442450944\n",
             "pagecrew_reclaim_lead_seconds 0.05\n",
             "pagecrew_reclaim_stalls_total 3\n",
+            "pagecrew_reclaim_groups_listened_to 12\n",
+            "pagecrew_reclaim_groups_reclaimed_bytes_total 5\n",
+            "pagecrew_reclaim_groups_cpu_seconds_total 1.5\n",
         ] {
             assert!(text.contains(line), "{line} in {text}");
         }

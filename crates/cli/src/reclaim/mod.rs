@@ -1,6 +1,7 @@
 //! `pagecrew reclaim`: memory is free before it is taken, for as long as it is.
 
 pub mod config;
+mod groups;
 mod metrics;
 
 use crate::failure::Failure;
@@ -10,14 +11,18 @@ use crate::output::{note, print};
 use crate::service::{self, Service};
 use crate::values::parse_percent;
 use config::Config;
+use groups::GroupReporter;
 use metrics::Board;
 use pagecrew::control::lead::Cause;
 use pagecrew::reclaim::support::Threads;
-use pagecrew::reclaim::{Event, Options, ReclaimError, Reclaimer, Standing};
+use pagecrew::reclaim::{
+    Choice, Event, GroupOptions, GroupStanding, Groups, Options, ReclaimError, Reclaimer, Standing,
+};
 use pagecrew::units::Bytes;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 /// Keep memory free ahead of those who take it, so that they need not reclaim it themselves
 ///
@@ -25,19 +30,28 @@ use std::process::ExitCode;
 /// anywhere: they wait, and reclaim for themselves. While there is such demand, this has the kernel begin earlier
 /// (vm.watermark_scale_factor), by as much as the demand needs. Without demand the setting is as it was before. While nothing is reclaimed,
 /// this sleeps. However it ends, the setting is put back.
+///
+/// A control group at its own limit has no reclaim in the background at all. While the tasks of one are at the limit, some of its page cache
+/// is reclaimed before they need the room (memory.reclaim). No limit is ever changed.
 #[derive(clap::Args, Default)]
 #[command(after_help = "\
 Examples:
   pagecrew reclaim                            as long as it runs, and say what came of it
   pagecrew reclaim --most 5%                  up to 5 % of the memory free ahead of demand
+  pagecrew reclaim --groups db.slice          of control groups, only this one and those below it
+  pagecrew reclaim --groups none              for the machine's own limits only
   pagecrew reclaim --json --metrics 9752      for programs
   systemctl enable --now pagecrew-reclaim     as long as the machine runs
 
 It is for the machine, not for a container, and takes root.")]
 pub struct Arguments {
-    /// The most of the memory to keep free ahead of demand, up to 10% [default: 2.5%]
+    /// The most of the memory, and of a group's limit, to keep free ahead of demand, up to 10%; of a limit below 640 MiB up to 16 MiB, or
+    /// 2.5 times that share [default: 2.5%]
     #[arg(long, value_name = "PERCENT")]
     most: Option<String>,
+    /// Control groups to reclaim ahead of: all that have a limit, none, or one by its name or directory; may be given again [default: all]
+    #[arg(long, value_name = "NAME")]
+    groups: Vec<String>,
     /// Serve metrics (OpenMetrics, GET /metrics) at a port of this machine, PORT, 127.0.0.1:PORT or [::1]:PORT, or at the path of a socket
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<String>,
@@ -56,6 +70,7 @@ pub struct Arguments {
 #[derive(Debug, Clone, PartialEq)]
 struct Job {
     options: Options,
+    groups: Choice,
     metrics: Option<Address>,
 }
 
@@ -71,7 +86,26 @@ fn job(arguments: &Arguments, config: Config) -> Result<Job, Failure> {
     let most = most.transpose().map_err(usage("--most"))?.unwrap_or(Options::default().most);
     let metrics =
         arguments.metrics.as_ref().map(|text| Address::parse(text).map_err(usage("--metrics"))).transpose()?;
-    Ok(Job { options: Options { most }, metrics: metrics.or(config.metrics) })
+    let groups = match &arguments.groups[..] {
+        [] => config.groups.unwrap_or_default(),
+        words => match config::choice(words) {
+            Some(choice) => choice,
+            None if words.iter().any(|word| word == "all" || word == "none") => {
+                return Err(Failure::Usage("--groups: all and none stand by themselves".to_owned()));
+            }
+            None if words.iter().any(String::is_empty) => {
+                return Err(Failure::Usage("--groups: a name is empty".to_owned()));
+            }
+            None => Choice::Named(words.to_vec()),
+        },
+    };
+    Ok(Job { options: Options { most }, groups, metrics: metrics.or(config.metrics) })
+}
+
+impl Job {
+    fn for_groups(&self) -> GroupOptions {
+        GroupOptions { choice: self.groups.clone(), most: self.options.most }
+    }
 }
 
 fn read(arguments: &Arguments) -> Result<Job, Failure> {
@@ -104,7 +138,21 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     }
     let board = Board::default();
     board.write(reclaimer.standing());
-    let metrics = job.metrics.as_ref().map(|address| board.serve(address)).transpose()?;
+    let of_groups = GroupReporter::new(arguments.json);
+    let groups = match Groups::start(job.for_groups(), of_groups.listener()) {
+        Ok(groups) => Some(groups),
+        Err(error) => {
+            if job.groups != Choice::None {
+                note(&format!("control groups are left to themselves: {error}"));
+            }
+            None
+        }
+    };
+    let standing_of_groups: metrics::OfGroups = match &groups {
+        Some(groups) => Arc::new(groups.standing()),
+        None => Arc::new(GroupStanding::default),
+    };
+    let metrics = job.metrics.as_ref().map(|address| board.serve(address, standing_of_groups.clone())).transpose()?;
     let mut reporter = Reporter { json: arguments.json, bounded: false };
     reporter.ready(&reclaimer)?;
     service.ready();
@@ -116,8 +164,11 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
                     if read.metrics != job.metrics {
                         note("metrics can't change while it runs: start it again for that");
                     }
-                    job.options = read.options;
+                    (job.options, job.groups) = (read.options, read.groups);
                     reclaimer.change(job.options);
+                    if let Some(groups) = &groups {
+                        groups.change(job.for_groups());
+                    }
                     note("the settings were read again");
                 }
                 Err(error) => note(&format!("the settings stay as they are: {error}")),
@@ -137,10 +188,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let standing = reclaimer.standing();
     let standing = Standing { factor: standing.own_factor, ..standing };
     drop(reclaimer);
+    drop(groups);
     service.stopping();
     drop(metrics);
     result?;
     reporter.end(standing)?;
+    of_groups.end(standing_of_groups())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -256,12 +309,23 @@ mod tests {
     }
 
     #[test]
+    fn groups_are_named_or_all_or_none() {
+        let groups = |arguments: &[&str]| parse(arguments).unwrap().groups;
+        assert_eq!(groups(&[]), Choice::All);
+        assert_eq!(groups(&["--groups", "all"]), Choice::All);
+        assert_eq!(groups(&["--groups", "none"]), Choice::None);
+        assert_eq!(groups(&["--groups", "a", "--groups", "/b"]), Choice::Named(vec!["a".into(), "/b".into()]));
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused() {
         for (arguments, word) in [
             (&["--most", "0"][..], "--most"),
             (&["--most", "11%"], "more than 10 percent"),
             (&["--most", "x"], "percentage"),
             (&["--metrics", "0.0.0.0:9750"], "--metrics"),
+            (&["--groups", "a", "--groups", "none"], "by themselves"),
+            (&["--groups", ""], "empty"),
         ] {
             let error = parse(arguments).unwrap_err();
             assert!(error.contains(word), "{arguments:?}: {error}");

@@ -138,6 +138,11 @@ impl Lead {
         self.demand as u64
     }
 
+    /// The gap that was wanted last.
+    pub fn gap(&self) -> Gap {
+        self.gap
+    }
+
     /// The lead time.
     pub fn lead(&self) -> Duration {
         Duration::from_secs_f64(self.lead)

@@ -198,7 +198,7 @@ impl Group {
 
     /// An eventfd that the kernel signals when something happens that `file` tells about: tasks sleep at the limit, or the usage
     /// has passed the threshold in `arguments` in either direction (version 1, 2.6.34; not on PREEMPT_RT).
-    fn notify(&self, file: &File, arguments: &str) -> Result<File, HoldError> {
+    pub(crate) fn notify(&self, file: &File, arguments: &str) -> Result<File, HoldError> {
         let path = self.path.join("cgroup.event_control");
         let register = || {
             let signal = File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);

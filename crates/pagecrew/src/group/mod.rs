@@ -14,7 +14,7 @@ pub mod hold;
 pub mod holder;
 mod lock;
 mod marker;
-mod mounts;
+pub(crate) mod mounts;
 pub mod relief;
 #[cfg(test)]
 mod tests;
@@ -183,7 +183,7 @@ impl Group {
     }
 
     /// The group whose directory is `path`; `None` if that isn't one.
-    fn at(path: &Path) -> Result<Option<Group>, GroupError> {
+    pub(crate) fn at(path: &Path) -> Result<Option<Group>, GroupError> {
         let has = |file: &str| match fs::metadata(path.join(file)) {
             Ok(_) => Ok(true),
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(false),

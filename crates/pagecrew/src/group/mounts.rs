@@ -6,13 +6,18 @@ use std::path::{Path, PathBuf};
 
 /// A mounted hierarchy, or a part of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Mount {
+pub(crate) struct Mount {
     /// The group that is seen at the mount point.
     root: PathBuf,
     point: PathBuf,
 }
 
 impl Mount {
+    /// Where the group at the top of what is mounted is seen.
+    pub fn point(&self) -> &Path {
+        &self.point
+    }
+
     /// The directory of the group `name`, as `/proc/PID/cgroup` tells it.
     pub fn directory(&self, name: &str) -> PathBuf {
         // A container without a namespace of groups sees its own group at the mount point, and names from the real root.
@@ -23,7 +28,7 @@ impl Mount {
 }
 
 /// The hierarchies of version 1 with the memory controller, then those of version 2.
-pub(super) fn of_memory() -> Vec<Mount> {
+pub(crate) fn of_memory() -> Vec<Mount> {
     parse(&std::fs::read("/proc/self/mountinfo").unwrap_or_default())
 }
 

@@ -13,6 +13,14 @@
 #[cfg(test)]
 mod beside;
 pub mod factor;
+pub mod group_files;
+pub mod group_plan;
+#[cfg(test)]
+mod group_simulation;
+pub mod group_support;
+pub mod group_tree;
+pub mod group_turns;
+pub mod groups;
 pub mod looks;
 pub mod plan;
 pub mod reclaimer;
@@ -20,5 +28,9 @@ pub mod support;
 pub mod watermarks;
 
 pub use factor::FactorError;
+pub use group_plan::Pause;
+pub use group_support::Unserved;
+pub use group_tree::Choice;
+pub use groups::{GroupEvent, GroupOptions, GroupStanding, Groups};
 pub use reclaimer::{Event, Options, ReclaimError, Reclaimer, Standing};
 pub use support::Unsupported;

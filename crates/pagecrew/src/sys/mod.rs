@@ -10,7 +10,9 @@ pub mod clock;
 #[cfg(not(loom))]
 pub mod cpu_stack;
 pub mod futex;
+pub mod group_memory;
 pub mod huge_page;
+pub mod interrupt;
 pub mod maps;
 pub mod membarrier;
 pub mod memory;

@@ -54,6 +54,10 @@ struct Attributes {
 
 const TRACEPOINT: u32 = 2;
 const CLOSE_ON_EXEC: libc::c_ulong = 8;
+/// `PERF_EVENT_IOC_PERIOD`, `_ENABLE` and `_DISABLE`, on machines whose numbers of such calls have the direction in the two highest bits.
+const SET_PERIOD: libc::Ioctl = 0x4008_2404;
+const TURN_ON: libc::Ioctl = 0x2400;
+const TURN_OFF: libc::Ioctl = 0x2401;
 /// Where the kernel says how far it has written, and where it is told how far that was read.
 const HEAD: usize = 1024;
 const TAIL: usize = 1032;
@@ -105,6 +109,28 @@ impl Tracepoint {
             return Err(Errno::last());
         }
         Ok(Tracepoint { event, ring: NonNull::new(ring.cast()).ok_or(Errno(libc::ENOMEM))? })
+    }
+
+    /// From now on the event happens once the thread has come by so many times, and so often again (`PERF_EVENT_IOC_PERIOD`).
+    ///
+    /// # Errors
+    /// `EINVAL` for 0.
+    pub fn every(&self, times: u64) -> Result<(), Errno> {
+        self.off()?;
+        // SAFETY: the kernel reads a number of eight bytes, which outlives the call.
+        Errno::check(unsafe { libc::ioctl(self.event.as_raw_fd(), SET_PERIOD, &raw const times) }.into())?;
+        // The kernel begins to count when the event is turned on.
+        // SAFETY: no memory is involved.
+        Errno::check(unsafe { libc::ioctl(self.event.as_raw_fd(), TURN_ON, 0) }.into()).map(drop)
+    }
+
+    /// From now on it does not happen any more.
+    ///
+    /// # Errors
+    /// None that are known.
+    pub fn off(&self) -> Result<(), Errno> {
+        // SAFETY: no memory is involved.
+        Errno::check(unsafe { libc::ioctl(self.event.as_raw_fd(), TURN_OFF, 0) }.into()).map(drop)
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {

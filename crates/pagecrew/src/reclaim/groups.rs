@@ -1,0 +1,656 @@
+//! The plans of many groups, done: who listens, and who reclaims.
+//!
+//! One thread listens to the kernel. A few *writers* take the groups whose turn it is: a write may take long, and the threads that see to nodes,
+//! signals and groups never wait for one. While no group has demand, all of them sleep.
+
+use super::group_files::{Files, PIECE, Signal};
+use super::group_plan::{Look, Pause, Plan};
+use super::group_support::{self, Unserved};
+use super::group_tree::{Change, Choice, Tree};
+use super::group_turns::Turns;
+use crate::control::budget::Budget;
+use crate::group::{Group, Version};
+use crate::stats::figures;
+use crate::sys::Errno;
+use crate::sys::clock::{now_ns, thread_cpu_ns};
+use crate::sys::interrupt::Interrupter;
+use crate::sys::tracepoint;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// So many groups are served at most.
+const GROUPS_MOST: usize = 1000;
+/// For them and what else is open.
+const DESCRIPTORS: u64 = 16 << 10;
+/// Writers, at most; and no more than CPUs.
+const WRITERS_MOST: usize = 8;
+/// Of all CPUs, so much is for writers, over some seconds.
+const CPUS: f64 = 0.5;
+/// Nothing is said of what is over sooner.
+const TELL_AFTER: Duration = Duration::from_millis(100);
+/// At the end, writers are waited for so long. They have nothing to undo.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// What may be done for groups.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GroupOptions {
+    /// For which.
+    pub choice: Choice,
+    /// The most that is kept free below a limit, where 1 is all of the limit.
+    pub most: f64,
+}
+
+figures! {
+    /// How it stands with groups.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+    pub struct GroupStanding: Reclaim, "pagecrew_reclaim_groups_", [], "groups." {
+        listened_to: u64, Gauge Count, "Control groups with a limit of their own that are listened to.";
+        awake: u64, Gauge Count, "Control groups that are looked at, because their tasks were at the limit lately.";
+        ahead_bytes: u64, Gauge Bytes, "Memory that is to be free below the limits of all groups together.";
+        episodes: u64, Counter Count, "Times that reclaim ahead of a group's demand began.";
+        looks: u64, Counter Count, "Looks at groups.";
+        writes: u64, Counter Count, "Times that the kernel was asked to reclaim memory of a group.";
+        reclaimed_bytes: u64, Counter Bytes, "Memory of groups that was reclaimed ahead.";
+        stalls: u64, Counter Count, "Times that tasks of groups were at the limit and had to reclaim for themselves, while their group was looked at.";
+        hurts: u64, Counter Count, "Times that a group was left alone for a while because what was reclaimed came back.";
+        in_vain: u64, Counter Count, "Times that a group was left alone for a while because there was nothing to reclaim but what is in use.";
+        cpu_ns key "cpu_seconds": u64, Counter Seconds, "CPU time of looks and writes.";
+    }
+}
+
+/// What has happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GroupEvent {
+    /// Memory of a group is reclaimed ahead, since there is demand.
+    Begun {
+        /// Its directory.
+        group: PathBuf,
+        /// What it takes in a second, in bytes.
+        demand: u64,
+        /// What is kept free below its limit.
+        ahead: u64,
+    },
+    /// No longer.
+    Ended {
+        /// Its directory.
+        group: PathBuf,
+        /// From the first write on.
+        lasted: Duration,
+        /// Bytes.
+        reclaimed: u64,
+        /// How often its tasks had to reclaim for themselves.
+        stalls: u64,
+        /// Why it is left alone although there may be demand.
+        pause: Option<Pause>,
+    },
+    /// There are more groups than are served.
+    TooMany,
+    /// Groups are served no longer, or not all of them, since the kernel refuses to say which there are.
+    Unwatched(Errno),
+}
+
+/// Who is told. Called by any of the threads, which wait until it returns.
+pub type Listener = Box<dyn Fn(GroupEvent) + Send + Sync>;
+
+/// Reclaims ahead of the demand of control groups, until this is dropped. There is nothing to undo.
+pub struct Groups {
+    shared: Arc<Shared>,
+}
+
+/// A group that is served.
+struct Member {
+    group: Group,
+    signal: Signal,
+    plan: Plan,
+    files: Option<Files>,
+    reclaimed: u64,
+    busy_ns: u64,
+    /// Of the last look.
+    stalls: Option<u64>,
+    episode: Option<Episode>,
+    /// What it adds to the standing.
+    ahead: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Episode {
+    since_ns: u64,
+    reclaimed: u64,
+    stalls: u64,
+    /// That it has begun was said.
+    told: bool,
+}
+
+/// A group's place among all.
+struct Place {
+    path: PathBuf,
+    signal: Signal,
+    /// `None` while a writer is at it.
+    member: Option<Box<Member>>,
+    /// The kernel has said something that was not looked at yet.
+    heard: bool,
+}
+
+struct State {
+    options: GroupOptions,
+    places: BTreeMap<u64, Place>,
+    by_path: HashMap<PathBuf, u64>,
+    next: u64,
+    turns: Turns,
+    budget: Budget,
+    /// No writer gets a turn before this, since the budget is used up.
+    rest_until_ns: u64,
+    standing: GroupStanding,
+    too_many: bool,
+    /// Until when somebody waits by the time; others wait until they are needed.
+    timed: Option<u64>,
+    changed: bool,
+    ending: bool,
+    /// How many threads there are.
+    threads: usize,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    turn: Condvar,
+    ended: Condvar,
+    epoll: OwnedFd,
+    /// Written to when options have changed, and at the end.
+    bell: OwnedFd,
+    tell: Listener,
+}
+
+/// What the listening thread hears.
+const BELL: u64 = 0;
+const TREE: u64 = 1;
+/// Numbers of groups begin here.
+const FIRST: u64 = 2;
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hears what the kernel says of a group, once.
+    fn listen(&self, number: u64, signal: &Signal) {
+        // One that has gone meanwhile says nothing any more.
+        let _ = epoll::modify(&self.epoll, signal.file(), EventData::new_u64(number), signal.events());
+    }
+}
+
+impl Groups {
+    /// Begins. To be called by a thread of the ordinary class.
+    ///
+    /// # Errors
+    /// Where groups can't be served here; see [`Unserved`].
+    pub fn start(options: GroupOptions, tell: Listener) -> Result<Groups, Unserved> {
+        group_support::attempt()?;
+        raise_descriptors();
+        let failed = Unserved::Refused;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Errno::from).map_err(failed)?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(Errno::from).map_err(failed)?;
+        epoll::add(&epoll, &bell, EventData::new_u64(BELL), EventFlags::IN).map_err(Errno::from).map_err(failed)?;
+        let cpus = thread::available_parallelism().map_or(1, usize::from);
+        let now = now_ns();
+        let state = State {
+            options: options.clone(),
+            places: BTreeMap::new(),
+            by_path: HashMap::new(),
+            next: FIRST,
+            turns: Turns::default(),
+            budget: Budget::new(Some(cpus as f64 * CPUS), None, now),
+            rest_until_ns: 0,
+            standing: GroupStanding::default(),
+            too_many: false,
+            timed: None,
+            changed: false,
+            ending: false,
+            threads: 0,
+        };
+        let (turn, ended) = (Condvar::new(), Condvar::new());
+        let shared = Arc::new(Shared { state: Mutex::new(state), turn, ended, epoll, bell, tell });
+        let groups = Groups { shared };
+        groups.thread("groups".to_owned(), Shared::listener).map_err(failed)?;
+        for number in 0..cpus.min(WRITERS_MOST) {
+            match groups.thread(format!("groups/{number}"), Shared::writer) {
+                Err(errno) if number == 0 => return Err(failed(errno)),
+                // Fewer will do.
+                _ => {}
+            }
+        }
+        Ok(groups)
+    }
+
+    fn thread(&self, name: String, life: fn(&Shared)) -> Result<(), Errno> {
+        let shared = self.shared.clone();
+        shared.lock().threads += 1;
+        let live = move || {
+            life(&shared);
+            shared.lock().threads -= 1;
+            shared.ended.notify_all();
+        };
+        let started = thread::Builder::new().name(name).spawn(live);
+        if started.is_err() {
+            self.shared.lock().threads -= 1;
+        }
+        started.map(drop).map_err(Errno::from)
+    }
+
+    /// Goes on with other options.
+    pub fn change(&self, options: GroupOptions) {
+        let mut state = self.shared.lock();
+        state.changed |= state.options != options;
+        state.options = options;
+        drop(state);
+        self.ring();
+    }
+
+    /// What says how it stands, for as long as that is wanted.
+    pub fn standing(&self) -> impl Fn() -> GroupStanding + Send + Sync + use<> {
+        let shared = self.shared.clone();
+        move || shared.lock().standing
+    }
+
+    fn ring(&self) {
+        let _ = rustix::io::write(&self.shared.bell, &1u64.to_ne_bytes());
+    }
+}
+
+/// There is a descriptor open for each group.
+fn raise_descriptors() {
+    let now = getrlimit(Resource::Nofile);
+    let wanted = now.maximum.map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
+    if now.current.is_some_and(|current| current < wanted) {
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: now.maximum });
+    }
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        self.shared.lock().ending = true;
+        self.shared.turn.notify_all();
+        self.ring();
+        // One that is in the middle of a write ends with it, or with the process.
+        let state = self.shared.lock();
+        let _ = self.shared.ended.wait_timeout_while(state, PATIENCE, |state| state.threads > 0);
+    }
+}
+
+impl Shared {
+    /// The life of the thread that listens.
+    fn listener(&self) {
+        let mut tree = None;
+        self.look_around(&mut tree);
+        let mut events = Vec::with_capacity(256);
+        loop {
+            events.clear();
+            let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None);
+            if waited.is_err() {
+                continue;
+            }
+            let mut anew = false;
+            for event in &events {
+                match event.data.u64() {
+                    BELL => {
+                        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+                        let mut state = self.lock();
+                        if state.ending {
+                            return;
+                        }
+                        anew |= std::mem::take(&mut state.changed);
+                    }
+                    TREE => match tree.as_mut().map(Tree::changes) {
+                        Some(Some(changes)) => self.follow(changes),
+                        _ => anew = true,
+                    },
+                    number => self.heard(number),
+                }
+            }
+            if anew {
+                self.look_around(&mut tree);
+            }
+        }
+    }
+
+    /// Finds out anew which groups there are.
+    fn look_around(&self, tree: &mut Option<Tree>) {
+        let choice = self.lock().options.choice.clone();
+        match Tree::new(choice) {
+            Ok((new, changes)) => {
+                let _ = epoll::add(&self.epoll, &new, EventData::new_u64(TREE), EventFlags::IN);
+                if new.left_out() > 0 {
+                    self.too_many();
+                }
+                *tree = Some(new);
+                self.keep_only(&changes);
+                self.follow(changes);
+            }
+            Err(errno) => (self.tell)(GroupEvent::Unwatched(errno)),
+        }
+    }
+
+    fn too_many(&self) {
+        if !std::mem::replace(&mut self.lock().too_many, true) {
+            (self.tell)(GroupEvent::TooMany);
+        }
+    }
+
+    /// The kernel says that tasks of the group were at its limit, or that it has gone.
+    fn heard(&self, number: u64) {
+        let mut state = self.lock();
+        let Some(place) = state.places.get_mut(&number) else { return };
+        place.heard = true;
+        state.turns.at(number, now_ns());
+        drop(state);
+        self.turn.notify_one();
+    }
+
+    fn follow(&self, changes: Vec<Change>) {
+        for change in changes {
+            match change {
+                Change::Look(path) => self.look_at(&path),
+                Change::Gone(path) => self.forget(&path),
+            }
+        }
+    }
+
+    /// Serves the group from now on, if it has a limit, and no longer if not.
+    fn look_at(&self, path: &Path) {
+        let group = Group::at(path).ok().flatten().filter(|group| group.limit().is_some());
+        let Some(group) = group.filter(group_support::serves) else { return self.forget(path) };
+        {
+            let state = self.lock();
+            if state.by_path.contains_key(path) || state.ending {
+                return;
+            }
+            if state.places.len() >= GROUPS_MOST {
+                drop(state);
+                return self.too_many();
+            }
+        }
+        // It may take long (version 1), and no other thread adds groups.
+        let signal = match Signal::of(&group) {
+            Ok(signal) => signal,
+            Err(Errno(libc::EMFILE | libc::ENFILE)) => return self.too_many(),
+            // It has gone meanwhile.
+            Err(_) => return,
+        };
+        let mut state = self.lock();
+        let number = state.next;
+        if epoll::add(&self.epoll, signal.file(), EventData::new_u64(number), signal.events()).is_err() {
+            return;
+        }
+        state.next += 1;
+        let plan = Plan::new(state.options.most);
+        let member = Member {
+            group,
+            signal: signal.clone(),
+            plan,
+            files: None,
+            reclaimed: 0,
+            busy_ns: 0,
+            stalls: None,
+            episode: None,
+            ahead: 0,
+        };
+        state
+            .places
+            .insert(number, Place { path: path.to_owned(), signal, member: Some(Box::new(member)), heard: false });
+        state.by_path.insert(path.to_owned(), number);
+        state.standing.listened_to += 1;
+    }
+
+    fn forget(&self, path: &Path) {
+        let mut state = self.lock();
+        let Some(number) = state.by_path.remove(path) else { return };
+        state.turns.forget(number);
+        state.standing.listened_to -= 1;
+        let Some(place) = state.places.remove(&number) else { return };
+        // Whoever is at it finds out that it has gone.
+        if let Some(member) = place.member {
+            state.leave(&member);
+        }
+        let _ = epoll::delete(&self.epoll, place.signal.file());
+    }
+
+    /// Forgets all groups that are not among those to be looked at.
+    fn keep_only(&self, changes: &[Change]) {
+        let state = self.lock();
+        let of = |change: &Change| if let Change::Look(path) = change { Some(path.clone()) } else { None };
+        let there: HashSet<PathBuf> = changes.iter().filter_map(of).collect();
+        let gone: Vec<PathBuf> = state.by_path.keys().filter(|path| !there.contains(*path)).cloned().collect();
+        drop(state);
+        for path in gone {
+            self.forget(&path);
+        }
+    }
+
+    /// The life of a writer.
+    fn writer(&self) {
+        // Groups of version 1 need one, and are not served without.
+        let mut interrupter = None;
+        let mut state = self.lock();
+        while !state.ending {
+            let now = now_ns();
+            let until = state.rest_until_ns;
+            let number = if now < until { None } else { state.turns.take(now) };
+            let Some(number) = number else {
+                state = self.wait(state, now);
+                continue;
+            };
+            let most = state.options.most;
+            let Some((heard, mut member)) = state.taken(number) else { continue };
+            if state.turns.next_ns().is_some() {
+                self.turn.notify_one();
+            }
+            drop(state);
+            if interrupter.is_none() && member.group.version() == Version::V1 {
+                interrupter = tracepoint::number(PIECE).and_then(Interrupter::new).ok();
+            }
+            let begin = thread_cpu_ns();
+            let turn = member.turn(heard, most, interrupter.as_ref(), &self.tell);
+            state = self.lock();
+            state.charge(thread_cpu_ns() - begin, &turn);
+            let next = match turn.next {
+                Next::Gone => None,
+                Next::Step { next_ns, listen } => {
+                    if listen {
+                        self.listen(number, &member.signal);
+                    }
+                    next_ns
+                }
+            };
+            state.standing.ahead_bytes = state.standing.ahead_bytes + turn.ahead - member.ahead;
+            state.standing.awake = state.standing.awake + u64::from(turn.awake) - u64::from(turn.was_awake);
+            member.ahead = turn.ahead;
+            state.turns.done(number, next);
+            match state.places.get_mut(&number) {
+                Some(place) => place.member = Some(member),
+                // It was forgotten meanwhile.
+                None => {
+                    state.turns.forget(number);
+                    state.leave(&member);
+                }
+            }
+            if turn.next == Next::Gone {
+                let path = state.places.get(&number).map(|place| place.path.clone());
+                drop(state);
+                if let Some(path) = path {
+                    self.forget(&path);
+                }
+                state = self.lock();
+            }
+        }
+    }
+
+    /// Waits until there may be a turn. One writer waits by the time, the others until they are called.
+    fn wait<'s>(&'s self, mut state: MutexGuard<'s, State>, now: u64) -> MutexGuard<'s, State> {
+        let next = state.turns.next_ns().map(|next| next.max(state.rest_until_ns));
+        match next.filter(|next| state.timed.is_none_or(|timed| *next < timed)) {
+            Some(next) => {
+                state.timed = Some(next);
+                let time = Duration::from_nanos(next.saturating_sub(now));
+                let mut state = self.turn.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0;
+                if state.timed == Some(next) {
+                    state.timed = None;
+                }
+                state
+            }
+            None => self.turn.wait(state).unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+}
+
+impl State {
+    /// The group whose turn it is, and whether the kernel has said something of it.
+    fn taken(&mut self, number: u64) -> Option<(bool, Box<Member>)> {
+        let place = self.places.get_mut(&number)?;
+        Some((std::mem::take(&mut place.heard), place.member.take()?))
+    }
+
+    fn charge(&mut self, cpu_ns: u64, turn: &Turn) {
+        let standing = &mut self.standing;
+        standing.looks += 1;
+        standing.cpu_ns += cpu_ns;
+        standing.writes += u64::from(turn.wrote);
+        standing.reclaimed_bytes += turn.reclaimed;
+        standing.stalls += turn.stalls;
+        standing.episodes += u64::from(turn.begun);
+        standing.hurts += u64::from(turn.paused == Some(Pause::Hurts));
+        standing.in_vain += u64::from(turn.paused == Some(Pause::Nothing));
+        let now = now_ns();
+        self.budget.charge(cpu_ns, 0, now);
+        self.rest_until_ns = now + self.budget.wait(now).as_nanos() as u64;
+    }
+
+    /// A member that is served no longer adds nothing to the standing.
+    fn leave(&mut self, member: &Member) {
+        self.standing.ahead_bytes -= member.ahead;
+        self.standing.awake -= u64::from(member.plan.awake());
+    }
+}
+
+/// What came of a turn.
+struct Turn {
+    next: Next,
+    reclaimed: u64,
+    wrote: bool,
+    begun: bool,
+    stalls: u64,
+    paused: Option<Pause>,
+    ahead: u64,
+    was_awake: bool,
+    awake: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Step { next_ns: Option<u64>, listen: bool },
+    Gone,
+}
+
+impl Member {
+    /// A turn: a look, and a write if that is to be done.
+    fn turn(&mut self, heard: bool, most: f64, interrupter: Option<&Interrupter>, tell: &Listener) -> Turn {
+        let mut turn = Turn {
+            next: Next::Gone,
+            reclaimed: 0,
+            wrote: false,
+            begun: false,
+            stalls: 0,
+            paused: None,
+            ahead: 0,
+            was_awake: self.plan.awake(),
+            awake: false,
+        };
+        self.plan.change(most);
+        if heard {
+            self.plan.woken(now_ns());
+        }
+        // A group that has gone, has lost its limit, or does not let itself be reclaimed.
+        if self.try_turn(&mut turn, interrupter, tell).is_err() {
+            self.plan.stop();
+            (turn.next, turn.ahead, turn.awake) = (Next::Gone, 0, false);
+            self.end(None, tell);
+        }
+        turn
+    }
+
+    fn try_turn(&mut self, turn: &mut Turn, interrupter: Option<&Interrupter>, tell: &Listener) -> Result<(), Errno> {
+        self.signal.clear();
+        let files = match &mut self.files {
+            Some(files) => files,
+            none => none.insert(Files::open(&self.group, &self.signal)?),
+        };
+        let found = files.look()?;
+        let at_ns = now_ns();
+        turn.stalls = self.stalls.replace(found.stalls).map_or(0, |before| found.stalls.saturating_sub(before));
+        let look = Look {
+            at_ns,
+            limit: found.limit.ok_or(Errno(libc::ENODEV))?,
+            usage: found.usage,
+            reclaimed: self.reclaimed,
+            stalls: found.stalls,
+            busy_ns: self.busy_ns,
+        };
+        let detail = if self.plan.wants_detail(at_ns) { Some(files.detail()?) } else { None };
+        let before = self.plan.paused();
+        let mut step = self.plan.note(look, detail);
+        if step.reclaim > 0 {
+            if self.episode.is_none() {
+                self.episode =
+                    Some(Episode { since_ns: at_ns, reclaimed: self.reclaimed, stalls: found.stalls, told: false });
+                turn.begun = true;
+            }
+            turn.wrote = true;
+            let outcome = files.reclaim(step.reclaim, interrupter)?;
+            let now = now_ns();
+            self.busy_ns += now - at_ns;
+            self.reclaimed += outcome.reclaimed;
+            turn.reclaimed = outcome.reclaimed;
+            self.plan.written(now, outcome.enough);
+            let (demand, ahead) = (self.plan.demand(), self.plan.target());
+            // Not before it is known how much is taken.
+            if let Some(episode) = &mut self.episode
+                && !episode.told
+                && at_ns - episode.since_ns >= TELL_AFTER.as_nanos() as u64
+            {
+                episode.told = true;
+                tell(GroupEvent::Begun { group: self.group.path().to_owned(), demand, ahead });
+            }
+            // Others may be due by now. What is to be done next, a look says.
+            step.next_ns = Some(now);
+        }
+        let pause = self.plan.paused();
+        turn.paused = pause.filter(|_| before != pause);
+        turn.next = Next::Step { next_ns: step.next_ns, listen: step.listen };
+        turn.ahead = self.plan.target();
+        turn.awake = self.plan.awake();
+        if !turn.awake {
+            self.end(pause, tell);
+        }
+        Ok(())
+    }
+
+    /// It is looked at no longer.
+    fn end(&mut self, pause: Option<Pause>, tell: &Listener) {
+        self.files = None;
+        let stalls = self.stalls.take().unwrap_or(0);
+        if let Some(episode) = self.episode.take().filter(|episode| episode.told) {
+            tell(GroupEvent::Ended {
+                group: self.group.path().to_owned(),
+                lasted: Duration::from_nanos(now_ns() - episode.since_ns),
+                reclaimed: self.reclaimed - episode.reclaimed,
+                stalls: stalls.saturating_sub(episode.stalls),
+                pause,
+            });
+        }
+    }
+}
