@@ -119,7 +119,7 @@ reclaim_demand() {
 disk_in_memory() {
     mkdir "$work/disk"
     mkfifo "$work/disk-end"
-    "$pagecrew" bench-worker keep-disk "$work/disk" "$1" <"$work/disk-end" >"$work/disk-said" 2>&1 &
+    "$pagecrew" bench-worker keep-disk "$work/disk" "$1" 0 <"$work/disk-end" >"$work/disk-said" 2>&1 &
     keeper=$!
     exec 8>"$work/disk-end"
     said_something "$work/disk-said"

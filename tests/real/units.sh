@@ -349,7 +349,7 @@ for group, calls in limits_of_unit.GROUPS.items():
     assert listed and not more, (group, more)
 PYTHON
     if ! systemd-analyze security --help 2>/dev/null | grep -q -e --offline; then skip "this systemd-analyze has no --offline"; fi
-    for unit in "$pool_unit 45" "$trim_unit 26" "$reclaim_unit 28" "$serve_unit 52"; do
+    for unit in "$pool_unit 45" "$trim_unit 26" "$reclaim_unit 30" "$serve_unit 52"; do
         most=${unit##* } unit=${unit% *}
         copy=$work/$(basename "$unit")
         # The command is not installed here.

@@ -8,7 +8,7 @@ use pagecrew::sys::Errno;
 
 /// All of them.
 pub fn checks() -> Vec<Check> {
-    vec![reclaim(support::attempt(None).map(|threads| threads.len())), groups(group_support::attempt())]
+    vec![reclaim(support::attempt().map(|threads| threads.len())), groups(group_support::attempt())]
 }
 
 fn groups(attempt: Result<Vec<Version>, Unserved>) -> Check {

@@ -158,6 +158,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("silent");
         let listener = UnixListener::bind(&path).unwrap();
+        // The usual queue is longer than many processes have descriptors.
+        rustix::net::listen(&listener, 8).unwrap();
         let begin = Instant::now();
         assert_eq!(scrape(&Address::Socket(path.clone()), SHORT), Err(NoMetrics::Silent));
         // With a full queue nobody can even connect.

@@ -61,9 +61,6 @@ pub struct Arguments {
     /// One JSON object a line, whenever something changes, instead of sentences
     #[arg(long)]
     json: bool,
-    /// The number of the tracepoint, as a supervisor with more rights has found it
-    #[arg(long, hide = true)]
-    wakes: Option<u64>,
 }
 
 /// What is to be done.
@@ -130,7 +127,7 @@ impl From<ReclaimError> for Failure {
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let mut job = read(arguments)?;
     // Before there are threads, which would keep the rights that only this takes.
-    let threads = Threads::listen(arguments.wakes).map_err(ReclaimError::from)?;
+    let threads = Threads::listen().map_err(ReclaimError::from)?;
     let service = Service::begin()?;
     let mut reclaimer = Reclaimer::new(threads, job.options)?;
     if reclaimer.found_one_left() {

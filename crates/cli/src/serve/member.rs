@@ -7,7 +7,6 @@ use crate::notify::{self, Hearer, Said};
 use crate::supervised;
 use pagecrew::control::Supervision;
 use pagecrew::control::supervision::{Action, End, Event, Phase};
-use pagecrew::reclaim::support;
 use pagecrew::sys::Errno;
 use pagecrew::sys::child::{Child, Rights};
 use pagecrew::sys::clock::now_ns;
@@ -138,11 +137,6 @@ impl Member {
                     command.arg("--config").arg(config);
                 }
             }
-        }
-        if self.part == Part::Reclaim
-            && let Ok(number) = support::wakes()
-        {
-            command.arg("--wakes").arg(number.to_string());
         }
         // What it says goes to standard error. Standard output is the supervisor's.
         command.stdout(Stdio::null());

@@ -187,7 +187,7 @@ mod tests {
                 _ => {}
             }
         }
-        let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/top.md");
+        let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().join("docs/top.md");
         let page = std::fs::read_to_string(page).unwrap();
         let mut found = Vec::new();
         let document = document(&model(1, 1), 0);

@@ -1,6 +1,7 @@
 //! Whether it can be done here.
 
 use super::factor::PATH;
+use super::group_files::PIECE;
 use crate::sys::tracepoint::{self, Tracepoint};
 use crate::sys::vmstat;
 use crate::sys::{Errno, rights};
@@ -52,25 +53,16 @@ pub struct Thread {
     pub wakes: Tracepoint,
 }
 
-/// The kernel's number of the tracepoint at which its threads wake up. Where tracepoints have no file system, to find it takes more rights
-/// than to use it.
-///
-/// # Errors
-/// Those of [`tracepoint::number`].
-pub fn wakes() -> Result<u64, Errno> {
-    tracepoint::number(WAKES)
-}
-
-/// The kernel's threads, if it can be done; by the number that [`wakes`] has said to somebody else, or says now. Changes nothing.
+/// The kernel's threads, if it can be done. Changes nothing.
 ///
 /// # Errors
 /// See [`Unsupported`].
-pub fn attempt(number: Option<u64>) -> Result<Vec<Thread>, Unsupported> {
+pub fn attempt() -> Result<Vec<Thread>, Unsupported> {
     let found = vmstat::kswapds();
     if found.is_empty() {
         return Err(Unsupported::NoThreads);
     }
-    let id = number.map_or_else(wakes, Ok).map_err(Unsupported::Events)?;
+    let id = tracepoint::number(WAKES).map_err(Unsupported::Events)?;
     let thread = |(node, number)| Ok(Thread { node, number, wakes: Tracepoint::new(id, number)? });
     let threads = found.into_iter().map(thread).collect::<Result<_, Errno>>().map_err(Unsupported::Events)?;
     let opened = std::fs::OpenOptions::new().write(true).open(PATH);
@@ -84,13 +76,14 @@ pub struct Threads(pub(super) Vec<Thread>);
 
 impl Threads {
     /// Begins to listen when they wake up, which on some kernels takes `CAP_SYS_ADMIN` (before 5.8; Debian's 6.1), and gives that right up: to be
-    /// called before there are other threads, which would keep it. `number` is what [`wakes`] has said to a process with more rights, if one has
-    /// asked.
+    /// called before there are other threads, which would keep it.
     ///
     /// # Errors
     /// See [`Unsupported`].
-    pub fn listen(number: Option<u64>) -> Result<Threads, Unsupported> {
-        let threads = attempt(number)?;
+    pub fn listen() -> Result<Threads, Unsupported> {
+        let threads = attempt()?;
+        // What groups need is asked for while that is allowed; where there is none, they are told when they ask.
+        let _ = tracepoint::number(PIECE);
         // Where it can't be given up, it was not needed more than before.
         let _ = rights::give_up_admin();
         Ok(Threads(threads))

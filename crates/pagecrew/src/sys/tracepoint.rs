@@ -3,21 +3,34 @@
 use super::{Errno, PAGE_SIZE};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Where the file system of tracepoints is mounted, if it is (4.1, and before).
 const MOUNTS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
 /// The number that this kernel has given to the tracepoint `name`, such as `vmscan/mm_vmscan_kswapd_wake`. Where their file system is mounted
-/// nowhere, it is opened for this process alone (`fsopen`, 5.2).
+/// nowhere, it is opened for this process alone (`fsopen`, 5.2). What was found once is known from then on, whatever rights are given up.
 ///
 /// # Errors
 /// `ENOENT` where there is no such tracepoint, `EPERM` and `EACCES` for users who may not look, `ENODEV` where the kernel has none.
 pub fn number(name: &str) -> Result<u64, Errno> {
+    static KNOWN: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(&number) = known().get(name) {
+        return Ok(number);
+    }
+    let number = read(name)?;
+    known().insert(name.to_owned(), number);
+    Ok(number)
+}
+
+fn read(name: &str) -> Result<u64, Errno> {
     let place = format!("events/{name}/id");
     let mut text = String::new();
     match MOUNTS.iter().find_map(|mount| File::open(format!("{mount}/{place}")).ok()) {
