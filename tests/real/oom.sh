@@ -52,21 +52,23 @@ in_group() {
 
 # Up to its own peak and no further: with a limit just above what it needs without us, it must live.
 test_oom_within_limit() {
-    local peak limit room helpers
+    local peak limit room helpers kinds=(auto auto auto 0)
     make_group
     in_group none "$programs/oom" churn 300 3
     peak=$(cat "$group/$peak_file")
-    for room in 16 2; do
+    # The tightest first.
+    for room in 2 16; do
         limit=$((peak + (room << 20)))
         new_group
         in_group "$limit" "$programs/oom" churn 300 4 || fail "killed without Pagecrew with $((limit >> 20)) MiB"
         # Without helpers, nobody looks at the limit but once at the start.
-        for helpers in auto auto auto 0; do
+        for helpers in "${kinds[@]}"; do
             new_group
             in_group "$limit" "$pagecrew" run --helpers "$helpers" -- "$programs/oom" churn 300 4 ||
                 fail "status $? with a limit of $((limit >> 20)) MiB, where it lives without Pagecrew (helpers: $helpers)"
             echo "limit $((limit >> 20)) MiB, helpers $helpers: peak $(($(cat "$group/$peak_file") >> 20)) MiB"
         done
+        kinds=(auto 0)
     done
 }
 

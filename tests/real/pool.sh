@@ -345,10 +345,10 @@ add pool/tenants 600 pool_tenants tmpfs "$(scaled 1000)" 16
 add pool/pressure 600 pool_pressure
 add pool/example 60 pool_example
 add pool/metrics 120 pool_metrics 0
-add pool/metrics/socket 120 pool_metrics "/run/pagecrew-test-$$.metrics"
 add pool/kills 180 pool_kills tmpfs 40
 add pool/shares 300 pool_shares 5
 long=yes
+add pool/metrics/socket 120 pool_metrics "/run/pagecrew-test-$$.metrics"
 add pool/tenants/long 1200 pool_tenants tmpfs 10000 64
 add pool/tenants/hugetlbfs 300 with_huge_pages 1800 pool_tenants hugetlbfs 1000 16
 add pool/shares/long 900 pool_shares 15

@@ -58,4 +58,6 @@ top_cost() {
 
 add top/text 60 top_text
 add top/terminal 180 top_terminal
+long=yes
 add top/cost 60 top_cost
+long=no
