@@ -2,12 +2,15 @@
 //! parallel, in batches, in the background, on CPU that nobody else wants.
 //!
 //! The modules are layers. Each uses only those that stand before it here: [`units`], [`sys`], [`stats`], [`control`], [`crew`], [`region`],
-//! [`mapping`], [`frame`], [`trim`], [`group`], [`pool`],
+//! [`mapping`], [`frame`], [`trim`], [`group`], [`pool`], [`reclaim`],
 //! [`metrics`].
 //! `ARCHITECTURE.md` in the repository has the whole picture.
 
 // Only the parts that have models are used under loom.
 #![cfg_attr(loom, allow(dead_code))]
+
+#[cfg(all(test, not(loom)))]
+mod alone;
 
 pub mod units;
 

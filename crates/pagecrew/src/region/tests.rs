@@ -1,6 +1,7 @@
 //! What users of a region rely on.
 
 use super::*;
+use crate::alone::alone;
 use crate::sys::userfaultfd::Userfaultfd;
 use crate::sys::{huge_page, pagemap, procfs};
 use std::sync::atomic::AtomicUsize;
@@ -438,23 +439,10 @@ fn nodes_have_lanes_and_spans_of_each_come_back_to_it() {
     balanced(&region);
 }
 
-/// Runs the test `name` of this file again, in a process of its own, and says whether this is that one already. What other tests take counts as
-/// the program's growth elsewhere, for which memory goes back.
-fn alone(name: &str) -> bool {
-    const ALONE: &str = "PAGECREW_TEST_ALONE";
-    if std::env::var_os(ALONE).is_some() {
-        return true;
-    }
-    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-    let output = command.args(["--exact", &format!("region::tests::{name}")]).env(ALONE, "1").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
-    false
-}
-
 #[test]
 fn memory_of_another_lane_is_used_before_the_peak_is_raised() {
-    if !alone("memory_of_another_lane_is_used_before_the_peak_is_raised") {
+    // What other tests take counts as the program's growth elsewhere, for which memory goes back.
+    if !alone("region::tests::memory_of_another_lane_is_used_before_the_peak_is_raised") {
         return;
     }
     // While tasks wait for memory, other tests' among them, what is free goes back at once, and there is nothing to be taken.

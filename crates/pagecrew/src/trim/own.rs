@@ -201,6 +201,7 @@ impl Hook for SpanTrimmer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::alone::alone;
     use crate::sys::{HUGE_PAGE_SIZE, PAGE_SIZE};
     use crate::trim::support;
     use std::time::Instant;
@@ -237,6 +238,10 @@ mod tests {
 
     #[test]
     fn the_sparse_span_shrinks_and_free_memory_is_not_read() {
+        // Others of these tests fork: as long as their children live, a page is theirs as well.
+        if !alone("trim::own::tests::the_sparse_span_shrinks_and_free_memory_is_not_read") {
+            return;
+        }
         let region = region();
         let Some(live) = sparse_and_dense(&region) else { return };
         let Some(free) = sparse_and_dense(&region) else { return };
@@ -245,7 +250,6 @@ mod tests {
             unsafe { region.free(std::ptr::NonNull::new(span as *mut u8).unwrap()).unwrap() };
         }
         let tally = spans(&region, Options::default()).unwrap();
-        // Others of these tests fork: as long as their children live, a page may be theirs as well.
         let passed_over = tally.left.shared + tally.left.vanished;
         assert_eq!(tally.looked_at + passed_over, 2 * PAGES as u64, "{tally:?}");
         assert!(
@@ -278,6 +282,9 @@ mod tests {
 
     #[test]
     fn other_ranges_are_trimmed_as_well() {
+        if !alone("trim::own::tests::other_ranges_are_trimmed_as_well") {
+            return;
+        }
         let region = region();
         let Some([sparse, dense]) = sparse_and_dense(&region) else { return };
         OTHER.store(sparse, std::sync::atomic::Ordering::Relaxed);
