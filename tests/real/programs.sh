@@ -157,7 +157,10 @@ for malloc in glibc jemalloc mimalloc tcmalloc; do
     if [ "$malloc" = glibc ]; then operations=1000000; else operations=200000; fi
     add "storm/$malloc" 150 program_over "$malloc" storm "$(scaled "$operations")"
     for part in daemon little descriptors protect handlers streams growing quiet storm; do
-        if [ "$malloc" != glibc ] && [ "$part" != storm ] && [ "$part" != quiet ]; then long=yes; fi
+        case $malloc/$part in
+        glibc/* | mimalloc/storm | */quiet) ;;
+        *) long=yes ;;
+        esac
         add "forks/$part/$malloc" 90 program_over "$malloc" forks "$part"
         long=no
     done
