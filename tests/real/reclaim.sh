@@ -124,7 +124,7 @@ disk_in_memory() {
     exec 8>"$work/disk-end"
     said_something "$work/disk-said"
     # It says an empty line, or why it can't.
-    if grep -q . "$work/disk-said"; then skip "no disk: $(tail -n 1 "$work/disk-said")"; fi
+    if grep -q . "$work/disk-said"; then skip "no disk: $(tail -n 1 "$work/disk-said" | sed "s|$work/[^ ]*: ||")"; fi
 }
 
 # How often tasks of $group were at its limit.
