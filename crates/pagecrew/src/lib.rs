@@ -9,9 +9,6 @@
 // Only the parts that have models are used under loom.
 #![cfg_attr(loom, allow(dead_code))]
 
-#[cfg(all(test, not(loom)))]
-mod alone;
-
 pub mod units;
 
 pub mod sys;

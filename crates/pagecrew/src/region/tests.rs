@@ -1,7 +1,7 @@
 //! What users of a region rely on.
 
 use super::*;
-use crate::alone::alone;
+use crate::sys::alone::alone;
 use crate::sys::userfaultfd::Userfaultfd;
 use crate::sys::{huge_page, pagemap, procfs};
 use std::sync::atomic::AtomicUsize;

@@ -4,6 +4,8 @@
 //! may call on its last stack or at its very end ([`stop`], [`memory`]) allocates nothing.
 
 pub mod activity;
+#[cfg(all(test, not(loom)))]
+pub(crate) mod alone;
 pub mod cgroup;
 pub mod child;
 pub mod clock;

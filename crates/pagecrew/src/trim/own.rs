@@ -201,7 +201,7 @@ impl Hook for SpanTrimmer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::alone::alone;
+    use crate::sys::alone::alone;
     use crate::sys::{HUGE_PAGE_SIZE, PAGE_SIZE};
     use crate::trim::support;
     use std::time::Instant;
