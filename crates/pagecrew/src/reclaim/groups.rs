@@ -3,8 +3,9 @@
 //! One thread listens to the kernel. A few *writers* take the groups whose turn it is: a write may take long, and the threads that see to nodes,
 //! signals and groups never wait for one. While no group has demand, all of them sleep.
 
-use super::group_files::{Files, PIECE, Signal};
-use super::group_plan::{Look, Pause, Plan};
+use super::group_files::{PIECE, Signal};
+use super::group_member::{Member, Next, Turn};
+use super::group_plan::Pause;
 use super::group_support::{self, Unserved};
 use super::group_tree::{Change, Choice, Tree};
 use super::group_turns::Turns;
@@ -14,10 +15,9 @@ use crate::stats::figures;
 use crate::sys::Errno;
 use crate::sys::clock::{now_ns, thread_cpu_ns};
 use crate::sys::interrupt::Interrupter;
-use crate::sys::tracepoint;
+use crate::sys::{process, tracepoint};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -27,14 +27,10 @@ use std::time::Duration;
 
 /// So many groups are served at most.
 const GROUPS_MOST: usize = 1000;
-/// For them and what else is open.
-const DESCRIPTORS: u64 = 16 << 10;
 /// Writers, at most; and no more than CPUs.
 const WRITERS_MOST: usize = 8;
 /// Of all CPUs, so much is for writers, over some seconds.
 const CPUS: f64 = 0.5;
-/// Nothing is said of what is over sooner.
-const TELL_AFTER: Duration = Duration::from_millis(100);
 /// At the end, writers are waited for so long. They have nothing to undo.
 const PATIENCE: Duration = Duration::from_millis(20);
 
@@ -104,30 +100,6 @@ pub struct Groups {
     shared: Arc<Shared>,
 }
 
-/// A group that is served.
-struct Member {
-    group: Group,
-    signal: Signal,
-    plan: Plan,
-    files: Option<Files>,
-    reclaimed: u64,
-    busy_ns: u64,
-    /// Of the last look.
-    stalls: Option<u64>,
-    episode: Option<Episode>,
-    /// What it adds to the standing.
-    ahead: u64,
-}
-
-#[derive(Clone, Copy)]
-struct Episode {
-    since_ns: u64,
-    reclaimed: u64,
-    stalls: u64,
-    /// That it has begun was said.
-    told: bool,
-}
-
 /// A group's place among all.
 struct Place {
     path: PathBuf,
@@ -192,7 +164,8 @@ impl Groups {
     /// Where groups can't be served here; see [`Unserved`].
     pub fn start(options: GroupOptions, tell: Listener) -> Result<Groups, Unserved> {
         group_support::attempt()?;
-        raise_descriptors();
+        // There is one open for each group.
+        process::raise_descriptor_limit();
         let failed = Unserved::Refused;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Errno::from).map_err(failed)?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(Errno::from).map_err(failed)?;
@@ -260,15 +233,6 @@ impl Groups {
 
     fn ring(&self) {
         let _ = rustix::io::write(&self.shared.bell, &1u64.to_ne_bytes());
-    }
-}
-
-/// There is a descriptor open for each group.
-fn raise_descriptors() {
-    let now = getrlimit(Resource::Nofile);
-    let wanted = now.maximum.map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
-    if now.current.is_some_and(|current| current < wanted) {
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: now.maximum });
     }
 }
 
@@ -388,18 +352,7 @@ impl Shared {
             return;
         }
         state.next += 1;
-        let plan = Plan::new(state.options.most);
-        let member = Member {
-            group,
-            signal: signal.clone(),
-            plan,
-            files: None,
-            reclaimed: 0,
-            busy_ns: 0,
-            stalls: None,
-            episode: None,
-            ahead: 0,
-        };
+        let member = Member::new(group, signal.clone(), state.options.most);
         state
             .places
             .insert(number, Place { path: path.to_owned(), signal, member: Some(Box::new(member)), heard: false });
@@ -533,124 +486,6 @@ impl State {
     /// A member that is served no longer adds nothing to the standing.
     fn leave(&mut self, member: &Member) {
         self.standing.ahead_bytes -= member.ahead;
-        self.standing.awake -= u64::from(member.plan.awake());
-    }
-}
-
-/// What came of a turn.
-struct Turn {
-    next: Next,
-    reclaimed: u64,
-    wrote: bool,
-    begun: bool,
-    stalls: u64,
-    paused: Option<Pause>,
-    ahead: u64,
-    was_awake: bool,
-    awake: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Next {
-    Step { next_ns: Option<u64>, listen: bool },
-    Gone,
-}
-
-impl Member {
-    /// A turn: a look, and a write if that is to be done.
-    fn turn(&mut self, heard: bool, most: f64, interrupter: Option<&Interrupter>, tell: &Listener) -> Turn {
-        let mut turn = Turn {
-            next: Next::Gone,
-            reclaimed: 0,
-            wrote: false,
-            begun: false,
-            stalls: 0,
-            paused: None,
-            ahead: 0,
-            was_awake: self.plan.awake(),
-            awake: false,
-        };
-        self.plan.change(most);
-        if heard {
-            self.plan.woken(now_ns());
-        }
-        // A group that has gone, has lost its limit, or does not let itself be reclaimed.
-        if self.try_turn(&mut turn, interrupter, tell).is_err() {
-            self.plan.stop();
-            (turn.next, turn.ahead, turn.awake) = (Next::Gone, 0, false);
-            self.end(None, tell);
-        }
-        turn
-    }
-
-    fn try_turn(&mut self, turn: &mut Turn, interrupter: Option<&Interrupter>, tell: &Listener) -> Result<(), Errno> {
-        self.signal.clear();
-        let files = match &mut self.files {
-            Some(files) => files,
-            none => none.insert(Files::open(&self.group, &self.signal)?),
-        };
-        let found = files.look()?;
-        let at_ns = now_ns();
-        turn.stalls = self.stalls.replace(found.stalls).map_or(0, |before| found.stalls.saturating_sub(before));
-        let look = Look {
-            at_ns,
-            limit: found.limit.ok_or(Errno(libc::ENODEV))?,
-            usage: found.usage,
-            reclaimed: self.reclaimed,
-            stalls: found.stalls,
-            busy_ns: self.busy_ns,
-        };
-        let detail = if self.plan.wants_detail(at_ns) { Some(files.detail()?) } else { None };
-        let before = self.plan.paused();
-        let mut step = self.plan.note(look, detail);
-        if step.reclaim > 0 {
-            if self.episode.is_none() {
-                self.episode =
-                    Some(Episode { since_ns: at_ns, reclaimed: self.reclaimed, stalls: found.stalls, told: false });
-                turn.begun = true;
-            }
-            turn.wrote = true;
-            let outcome = files.reclaim(step.reclaim, interrupter)?;
-            let now = now_ns();
-            self.busy_ns += now - at_ns;
-            self.reclaimed += outcome.reclaimed;
-            turn.reclaimed = outcome.reclaimed;
-            self.plan.written(now, outcome.enough);
-            let (demand, ahead) = (self.plan.demand(), self.plan.target());
-            // Not before it is known how much is taken.
-            if let Some(episode) = &mut self.episode
-                && !episode.told
-                && at_ns - episode.since_ns >= TELL_AFTER.as_nanos() as u64
-            {
-                episode.told = true;
-                tell(GroupEvent::Begun { group: self.group.path().to_owned(), demand, ahead });
-            }
-            // Others may be due by now. What is to be done next, a look says.
-            step.next_ns = Some(now);
-        }
-        let pause = self.plan.paused();
-        turn.paused = pause.filter(|_| before != pause);
-        turn.next = Next::Step { next_ns: step.next_ns, listen: step.listen };
-        turn.ahead = self.plan.target();
-        turn.awake = self.plan.awake();
-        if !turn.awake {
-            self.end(pause, tell);
-        }
-        Ok(())
-    }
-
-    /// It is looked at no longer.
-    fn end(&mut self, pause: Option<Pause>, tell: &Listener) {
-        self.files = None;
-        let stalls = self.stalls.take().unwrap_or(0);
-        if let Some(episode) = self.episode.take().filter(|episode| episode.told) {
-            tell(GroupEvent::Ended {
-                group: self.group.path().to_owned(),
-                lasted: Duration::from_nanos(now_ns() - episode.since_ns),
-                reclaimed: self.reclaimed - episode.reclaimed,
-                stalls: stalls.saturating_sub(episode.stalls),
-                pause,
-            });
-        }
+        self.standing.awake -= u64::from(member.awake());
     }
 }

@@ -437,8 +437,7 @@ impl Core {
             return;
         }
         self.add_to_sums(zone, inner);
-        let in_use = self.in_use();
-        if in_use > self.retention.peak_in_use() && self.lanes.used() > 1 {
+        if self.lanes.used() > 1 && self.in_use() > self.retention.peak_in_use() {
             // A peak is for good: what others lack is added first, where nobody is at it.
             for zone in self.zones.iter().filter(|zone| zone.unsummed.load(Ordering::Relaxed)) {
                 if let Some(mut inner) = zone.try_lock() {
@@ -903,16 +902,11 @@ impl Core {
     fn drain_here(&self) -> bool {
         let cpu = self.caches.here();
         self.sum_up(cpu);
-        // Of the zones of one node, since only its spans wait here.
-        let mut went = [0; 2];
-        let any = self.caches.drain_here(|page| {
+        let release = |page| {
             let (zone, len) = self.release_cached(page);
-            went[zone % 2] += len;
-        }) > 0;
-        for (kind, len) in went.into_iter().enumerate().filter(|&(_, len)| len > 0) {
-            self.caches.note_drained(cpu, kind, len);
-        }
-        any
+            self.caches.note_drained(cpu, zone % 2, len);
+        };
+        self.caches.drain_here(release) > 0
     }
 
     /// Gives the span that begins at `page` of the arena, and came out of a cache, back to its zone. Returns the number of the node's first

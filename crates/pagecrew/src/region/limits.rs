@@ -61,11 +61,15 @@ impl Limits {
     pub fn set_near(&self, near: bool) {
         self.near.store(near, Relaxed);
         self.looked.store(true, Relaxed);
-        // Where it stays near, each look is worth less than the one before.
-        let worth = if near { self.worth_look.load(Relaxed).saturating_mul(2) } else { UNLOOKED_MOST };
-        if self.came_back.swap(0, Relaxed) >= self.worth_look.load(Relaxed) || !near {
-            self.worth_look.store(worth.min(WORTH_LOOK_MOST), Relaxed);
-        }
+        let worth = self.worth_look.load(Relaxed);
+        let gave_back = self.came_back.swap(0, Relaxed) >= worth;
+        let worth = match near {
+            false => UNLOOKED_MOST,
+            // Where it stays near, each look is worth less than the one before.
+            true if gave_back => (2 * worth).min(WORTH_LOOK_MOST),
+            true => worth,
+        };
+        self.worth_look.store(worth, Relaxed);
     }
 
     /// The program has given `bytes` back.

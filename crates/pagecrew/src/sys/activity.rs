@@ -1,5 +1,5 @@
 //! What the kernel counts of reclaim, swap and refaults, each kept apart: `/proc/vmstat` for those who watch a machine. (`vmstat` has the sums
-//! that a service decides by.)
+//! of them that a service decides by.)
 
 use super::{Errno, PAGE_SIZE, procfs};
 use std::path::Path;
@@ -39,7 +39,7 @@ pub fn read(root: &Path) -> Result<Activity, Errno> {
     Ok(parse(&procfs::text_under(root, "proc/vmstat", FILE_MOST)?))
 }
 
-fn parse(text: &str) -> Activity {
+pub(super) fn parse(text: &str) -> Activity {
     let mut activity = Activity::default();
     // The last line may be cut in the middle of its number.
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
