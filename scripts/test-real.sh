@@ -8,6 +8,7 @@
 #   --long       those that take long as well
 #   --long-only  those that take long and no others
 #   --list       prints the names
+#   --put-back   puts settings of the kernel back that a killed run has left changed, and runs nothing
 #   --build      builds the programs of tests/preload and tests/pool, and runs nothing
 #
 # In a guest (scripts/guests.sh) the tests of tests/guest are there as well, and each has `patience` times its limit.
@@ -36,6 +37,30 @@ at_exit() {
     # shellcheck disable=SC2064
     trap "$1" EXIT
     trap 'exit 143' TERM INT HUP
+}
+
+# change FILE VALUE: writes a setting of the kernel, until the test ends. What it was before is noted outside this process: whoever kills
+# a test, or all of them, leaves a note that the next run reads before anything else.
+notes=/run/pagecrew-tests
+change() {
+    local note=$notes/${1//\//+}
+    mkdir -p "$notes" 2>/dev/null || return 1
+    if [ ! -e "$note" ]; then
+        # The one of several words that is chosen, or what there is.
+        sed 's/.*\[\(.*\)\].*/\1/' "$1" >"$note" || return 1
+    fi
+    echo "$2" 2>/dev/null >"$1"
+}
+
+# Puts back what tests have changed.
+put_back() {
+    local note setting
+    for note in "$notes"/*; do
+        if [ ! -e "$note" ]; then continue; fi
+        setting=${note##*/}
+        cat "$note" >"${setting//+//}" || true
+        rm "$note"
+    done
 }
 
 needs() {
@@ -88,6 +113,11 @@ done
 # Inside one test.
 if [ "${1:-}" = --one ]; then
     eval "$2"
+    exit 0
+fi
+
+if [ "${1:-}" = --put-back ]; then
+    put_back
     exit 0
 fi
 
@@ -161,11 +191,14 @@ for file in pagecrew libpagecrew_preload.so; do
     fi
 done
 
+put_back
+
 # A copy of everything that runs, so that an ordinary user can read it and a build meanwhile changes nothing.
 scratch=$(mktemp -d)
 current=
 cleanup() {
     if [ -n "$current" ] && kill -TERM "$current" 2>/dev/null; then wait "$current" || true; fi
+    put_back
     rm -rf "$scratch"
 }
 trap cleanup EXIT
@@ -198,6 +231,7 @@ for index in "${!names[@]}"; do
     # What the test has left behind, if anything, goes too.
     kill -KILL -- "-$current" 2>/dev/null || true
     current=
+    put_back
     took=$(((${EPOCHREALTIME/[^0-9]/} - begin) / 100000))
     seconds="$((took / 10)).$((took % 10)) s"
     case $status in

@@ -49,19 +49,18 @@ few_descriptors() {
 }
 
 strict_overcommit() {
-    local before
+    local setting=/proc/sys/vm/overcommit_memory before
     if [ "$(id -u)" -ne 0 ]; then skip "only root may set vm.overcommit_memory"; fi
-    before=$(cat /proc/sys/vm/overcommit_memory)
-    at_exit "echo $before >/proc/sys/vm/overcommit_memory"
-    echo 2 >/proc/sys/vm/overcommit_memory 2>/dev/null || skip "vm.overcommit_memory can't be set here"
+    before=$(cat "$setting")
+    change "$setting" 2 || skip "vm.overcommit_memory can't be set here"
     both_ways "$programs/limits" use 1000
     both_ways "$programs/family"
     both_ways "$programs/storm" "$(scaled 100000)"
     # It was set while the program ran.
-    echo "$before" >/proc/sys/vm/overcommit_memory
+    change "$setting" "$before"
     (EXPECT_PAGECREW=1 "$pagecrew" run -- "$programs/storm" 200000) &
     sleep 1
-    echo 2 >/proc/sys/vm/overcommit_memory
+    change "$setting" 2
     wait $! || fail "status $? where it was set while the program ran"
 }
 

@@ -22,7 +22,6 @@ clear_pool() {
     done
     while mountpoint -q "$pool/mem"; do umount --lazy "$pool/mem"; done
     rm -rf "$pool"
-    if [ -n "${reserved:-}" ]; then reserve_huge_pages "-$reserved"; fi
 }
 
 # serve OPTION...: a server, that answers. Sets `server`.
@@ -96,21 +95,11 @@ nothing_taken() {
     done
 }
 
-# reserve_huge_pages N: as many more, or fewer, or as many as there were.
-reserve_huge_pages() {
-    local file=/proc/sys/vm/nr_hugepages before
-    before=$(cat "$file")
-    echo $((before + $1)) >"$file"
-    if [ "$(cat "$file")" -eq $((before + $1)) ]; then return; fi
-    echo "$before" >"$file"
-    return 1
-}
-
-# with_huge_pages N COMMAND...: with as many reserved, until the test ends.
+# with_huge_pages N COMMAND...: with as many more reserved, until the test ends.
 with_huge_pages() {
-    reserve_huge_pages "$1" 2>/dev/null || skip "$1 huge pages can't be reserved"
-    reserved=$1
-    at_exit "reserve_huge_pages -$reserved"
+    local setting=/proc/sys/vm/nr_hugepages wanted
+    wanted=$(($(cat "$setting") + $1))
+    change "$setting" "$wanted" && [ "$(cat "$setting")" -eq "$wanted" ] || skip "$1 huge pages can't be reserved"
     "${@:2}"
 }
 

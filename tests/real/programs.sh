@@ -131,10 +131,9 @@ with_plugin() {
 
 # The system's setting for huge pages is another one.
 huge_pages_are() {
-    local setting=/sys/kernel/mm/transparent_hugepage/enabled before
-    before=$(sed 's/.*\[\(.*\)\].*/\1/' "$setting" 2>/dev/null) || skip "no huge pages here"
-    at_exit "echo $before >$setting"
-    echo "$1" 2>/dev/null >"$setting" || skip "may not set $setting"
+    local setting=/sys/kernel/mm/transparent_hugepage/enabled
+    [ -e "$setting" ] || skip "no huge pages here"
+    change "$setting" "$1" || skip "may not set $setting"
     with_pagecrew glibc "$programs/family"
     with_pagecrew glibc "$programs/storm" "$(scaled 100000)"
     with_pagecrew glibc "$programs/forks" quiet

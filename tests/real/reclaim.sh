@@ -74,6 +74,7 @@ reclaim_demand() {
     can_reclaim
     local before total round service keeper _
     before=$(cat "$factor")
+    change "$factor" "$before"
     total=$(($(awk '/^MemTotal/ { print $2 }' /proc/meminfo) * 1024))
     at_exit "kill -9 \$(jobs -p) 2>/dev/null || true; [ ! -d $work/disk ] || umount -R $work/disk/* 2>/dev/null || true"
     disk_in_memory $((total / 4))
@@ -101,7 +102,7 @@ reclaim_demand() {
             kill "$service"
             wait "$service" || fail "status $?: $(cat "$work/log")"
             factor_is 33 || fail "the setting is $(cat "$factor"), not what was set meanwhile"
-            echo "$before" >"$factor"
+            change "$factor" "$before"
         else
             factor_is "$before" && fail "the setting is as it was"
             kill -s "$round" "$service"

@@ -98,7 +98,7 @@ pub(super) struct ZoneForkGuard<'z> {
 /// The shared part of a region; the crew's employer.
 pub struct Core {
     pub(super) options: Options,
-    arena: Arena,
+    pub(super) arena: Arena,
     pub(super) zones: Vec<Zone>,
     /// Each zone has 2^this bytes.
     zone_shift: u32,

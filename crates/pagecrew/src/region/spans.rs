@@ -1117,7 +1117,8 @@ impl SpanMap {
     }
 
     /// Takes about `most` bytes of retained memory to be discarded, from the end of one of the longest segments, so that what stays is
-    /// packed low. Whole granules unless `in_need`: the kernel takes the rest of a huge page only when it is short of memory. Returns offset
+    /// packed low. Whole granules unless `in_need`: the kernel takes the rest of a huge page only when it is short of memory. Where the zone
+    /// is exact, no huge page reaches into address space, so what lies beside nothing in use goes back whatever its length. Returns offset
     /// and length of one piece; `None` when there is none.
     pub fn begin_discard(&mut self, most: usize, in_need: bool) -> Option<(usize, usize)> {
         let granule = if in_need { PAGE } else { self.granule };
@@ -1126,16 +1127,25 @@ impl SpanMap {
             let (start, len) = (page * PAGE, self.map.get(page)?.len);
             // What has to be mapped anew is discarded whole, and a huge page is cut for it.
             let remap = self.map.get(page)?.marks.remap();
+            let end = start + len;
             let (first, last) = if remap {
-                (start, start + len)
+                (start, end)
             } else {
-                (start.next_multiple_of(granule), (start + len) & !(granule - 1))
+                let in_use = |beside: Option<Segment>| beside.is_some_and(|segment| segment.state == State::InUse);
+                let whole_from = self.loose || in_use(self.before(start).map(|(_, segment)| segment));
+                let whole_to = self.loose || in_use(self.at(end));
+                (
+                    if whole_from { start.next_multiple_of(granule) } else { start },
+                    if whole_to { end & !(granule - 1) } else { end },
+                )
             };
-            (first < last).then(|| (start, if remap { first } else { first.max(last.saturating_sub(most)) }, last))
+            // From a granule's begin on, or what is cut off leaves a part of a huge page.
+            let from = last.saturating_sub(most) & !(granule - 1);
+            (first < last).then(|| (start, if remap { first } else { first.max(from) }, last))
         };
-        let longest = |kind: usize| {
-            self.available[kind].down_to(&self.links, granule / PAGE).take(DISCARD_CANDIDATES).find_map(whole)
-        };
+        let least = if self.loose { granule / PAGE } else { 1 };
+        let longest =
+            |kind: usize| self.available[kind].down_to(&self.links, least).take(DISCARD_CANDIDATES).find_map(whole);
         let (_, from, to) = longest(1).or_else(|| longest(2))?;
         self.begin_discard_of(from, to);
         Some((from, to - from))
@@ -1478,6 +1488,23 @@ mod tests {
         assert_eq!(map.begin_discard(1, false), Some((0, 8 * G)));
         map.release(wall.offset);
         assert_eq!(map.begin_discard(usize::MAX, false), Some((16 * G, 8 * G)));
+        map.check();
+    }
+
+    #[test]
+    fn where_access_is_exact_what_no_span_shares_a_granule_with_goes_back() {
+        let mut map = SpanMap::new(64 * G, 8 * G).unwrap();
+        map.be_exact();
+        let [_first, span, wall] = [3, 6, 2].map(|pages| allocate(&mut map, pages, Want::Any));
+        map.release(span.offset);
+        assert_eq!(map.begin_discard(usize::MAX, false), None, "both neighbours may have parts of its huge pages");
+        map.release(wall.offset);
+        assert_eq!(map.begin_discard(1, false), Some((8 * G, 3 * G)), "from a granule on");
+        map.check();
+        map.finish_discard(8 * G, 3 * G, false);
+        assert_eq!(map.begin_discard(usize::MAX, false), None, "the first is still in use");
+        map.release(0);
+        assert_eq!(map.begin_discard(usize::MAX, false), Some((0, 8 * G)));
         map.check();
     }
 
