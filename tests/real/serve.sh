@@ -320,8 +320,10 @@ import json, os, subprocess, sys, time
 
 file, pagecrew = sys.argv[1:]
 MIB, GIB = 1 << 20, 1 << 30
-total = int(open("/proc/meminfo").read().split()[1]) << 10
-gap = min(512 * MIB, total // 10)
+memory = {words[0]: int(words[1]) << 10 for words in map(str.split, open("/proc/meminfo"))}
+total = memory["MemTotal:"]
+# No more can be available than there is, so it is to be far less than what is in use.
+gap = min(512 * MIB, total // 10, (total - memory["MemAvailable:"]) // 4)
 
 
 def line(age, text_of_sum=None):
