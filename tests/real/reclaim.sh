@@ -7,6 +7,16 @@ factor_is() {
     [ "$(cat "$factor")" = "$1" ]
 }
 
+# How nice the kernel's reclaim threads are.
+urgency() {
+    local process
+    for process in $(pgrep -x 'kswapd[0-9]+'); do awk '{ print $19 }' "/proc/$process/stat"; done | sort | uniq | tr '\n' ' '
+}
+
+urgency_is() {
+    [ "$(urgency)" = "$1" ]
+}
+
 # Skips unless it can be done here.
 can_reclaim() {
     if [ "$(id -u)" -ne 0 ] || [ ! -w "$factor" ]; then skip "takes root, and $factor"; fi
@@ -72,11 +82,14 @@ said_something() {
 # nearly all of the machine's memory, so it runs in guests, and elsewhere only where it is asked for.
 reclaim_demand() {
     can_reclaim
-    local before total round service keeper _
+    local before nice total round service keeper _
     before=$(cat "$factor")
     change "$factor" "$before"
+    nice=$(urgency)
     total=$(($(awk '/^MemTotal/ { print $2 }' /proc/meminfo) * 1024))
-    at_exit "kill -9 \$(jobs -p) 2>/dev/null || true; [ ! -d $work/disk ] || umount -R $work/disk/* 2>/dev/null || true"
+    keeper='' service=''
+    # Whoever keeps the disk takes it away, once nobody else has its input open.
+    at_exit "exec 8>&- 9>&-; for pid in \$(jobs -p); do [ \$pid = \"\$keeper\" ] || kill -9 \$pid; done 2>/dev/null; wait"
     disk_in_memory $((total / 4))
     mkfifo "$work/lock-end"
     "$pagecrew" bench-worker lock $((total / 16)) <"$work/lock-end" >"$work/lock-said" 2>&1 &
@@ -85,7 +98,7 @@ reclaim_demand() {
     if grep -q . "$work/lock-said"; then skip "no memory can be locked: $(tail -n 1 "$work/lock-said")"; fi
     for round in TERM KILL KILL KILL KILL HUP; do
         start_reclaim --json
-        "$pagecrew" bench-worker read-files "$work/disk/files" 4 >/dev/null &
+        "$pagecrew" bench-worker read-files "$work/disk/files" 4 cached >/dev/null &
         local readers=$!
         for _ in $(seq 600); do
             if grep -q '"begun"' "$work/said"; then break; fi
@@ -103,11 +116,14 @@ reclaim_demand() {
             wait "$service" || fail "status $?: $(cat "$work/log")"
             factor_is 33 || fail "the setting is $(cat "$factor"), not what was set meanwhile"
             change "$factor" "$before"
+            eventually urgency_is "$nice" || fail "the kernel's threads are as nice as $(urgency)"
         else
             factor_is "$before" && fail "the setting is as it was"
+            urgency_is '-20 ' || [ "$(id -u)" -ne 0 ] || fail "the kernel's threads are as nice as $(urgency)"
             kill -s "$round" "$service"
             wait "$service" || [ "$round" = KILL ] || fail "status $?: $(cat "$work/log")"
             eventually factor_is "$before" || fail "after SIG$round the setting is $(cat "$factor"): $(cat "$work/said")"
+            eventually urgency_is "$nice" || fail "after SIG$round the kernel's threads are as nice as $(urgency)"
             wait "$readers" || fail "readers: status $?"
         fi
     done

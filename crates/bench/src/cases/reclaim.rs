@@ -231,8 +231,9 @@ fn neighbour(files: &Path, own: &Path, setting: &Setting, report: &mut Report) -
             std::thread::sleep(PAUSE);
             let mut figures = load(files, BESIDE, &change)?;
             neighbour.hush();
-            figures.push(neighbour.figure()?);
-            figures.push(neighbour.figure()?);
+            for _ in 0..3 {
+                figures.push(neighbour.figure()?);
+            }
             neighbour.wait()?;
             Ok(figures)
         };
@@ -244,8 +245,10 @@ fn neighbour(files: &Path, own: &Path, setting: &Setting, report: &mut Report) -
     let row = |name: &str, unit: &'static str| Comparison::new(BENCH, format!("{what}: {name}"), unit);
     let waits = |peer: &Contestant| row("its waits for the disk", "").resolution(1.0).bar(bar(peer, Bar::Times(1.0)));
     let slowest = |peer: &Contestant| row("99.9 % of its allocations", "us").bar(bar(peer, Bar::Ratio(5.0)));
+    let for_memory = |_: &Contestant| row("the same but for waits for a CPU", "us");
     let rows = against_the_first(waits, &contestants, &results, 3)
         .chain(against_the_first(slowest, &contestants, &results, 4))
+        .chain(against_the_first(for_memory, &contestants, &results, 5))
         .chain(against_the_first(|_| row("the readers' time", "s"), &contestants, &results, 0));
     for row in rows {
         report.row(row)?;

@@ -10,6 +10,7 @@ use pagecrew::sys::shared_file::Mapped;
 use std::fs::File;
 use std::hint::black_box;
 use std::io::BufRead;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -24,7 +25,7 @@ const EACH: Duration = Duration::from_millis(1);
 
 /// Uses all of the file at `path`, again and again, and takes and gives back a little memory a thousand times a second, from when it says so
 /// to the end of its input. Says how often it had to wait for the disk, and the time in microseconds that 999 of 1,000 allocations took at
-/// most.
+/// most: with all that they waited for, and without what they waited for a CPU, which others use.
 pub fn run(path: &Path, input: impl BufRead) -> Result<()> {
     let file = File::options().read(true).write(true).open(path).with_context(|| path.display().to_string())?;
     let len = file.metadata()?.len() as usize;
@@ -34,21 +35,23 @@ pub fn run(path: &Path, input: impl BufRead) -> Result<()> {
     (0..3).for_each(|_| use_all(&pages));
     let over = AtomicBool::new(false);
     let before = waits()?;
-    let taken = std::thread::scope(|scope| -> Result<Vec<u64>> {
+    let taken = std::thread::scope(|scope| -> Result<Vec<(u64, u64)>> {
         scope.spawn(|| {
             for part in pages.chunks(pages.len().div_ceil(PARTS).max(1)).cycle().take_while(|_| !over.load(Relaxed)) {
                 use_all(part);
                 std::thread::sleep(ROUND / PARTS as u32);
             }
         });
-        let small = scope.spawn(|| -> Result<Vec<u64>> {
+        let small = scope.spawn(|| -> Result<Vec<(u64, u64)>> {
             let mut taken = Vec::new();
+            let turns = Turns::of_this_thread()?;
             while !over.load(Relaxed) {
-                let begin = now_ns();
+                let (waited, begin) = (turns.waited_ns()?, now_ns());
                 let block = Block::new(Origin::Map, SMALL)?.without_huge_pages();
                 block.touch();
                 drop(block);
-                taken.push(now_ns() - begin);
+                let all = now_ns() - begin;
+                taken.push((all, all.saturating_sub(turns.waited_ns()? - waited)));
                 std::thread::sleep(EACH);
             }
             Ok(taken)
@@ -59,7 +62,29 @@ pub fn run(path: &Path, input: impl BufRead) -> Result<()> {
         small.join().unwrap_or_else(|_| bail!("a thread panicked"))
     })?;
     say(waits()? - before)?;
-    say(slowest_of_thousand(taken).context("nothing was allocated")? as f64 / 1e3)
+    let (all, without): (Vec<u64>, Vec<u64>) = taken.into_iter().unzip();
+    for samples in [all, without] {
+        say(slowest_of_thousand(samples).context("nothing was allocated")? as f64 / 1e3)?;
+    }
+    Ok(())
+}
+
+/// For how long a thread was ready to run and another one had the CPU.
+struct Turns(File);
+
+impl Turns {
+    fn of_this_thread() -> Result<Turns> {
+        const PATH: &str = "/proc/thread-self/schedstat";
+        File::open(PATH).context(PATH).map(Turns)
+    }
+
+    fn waited_ns(&self) -> Result<u64> {
+        let mut buffer = [0; 128];
+        let count = self.0.read_at(&mut buffer, 0)?;
+        let text = std::str::from_utf8(&buffer[..count])?;
+        // Time on a CPU, time waiting for one, and how often.
+        text.split_ascii_whitespace().nth(1).and_then(|ns| ns.parse().ok()).context("schedstat")
+    }
 }
 
 fn use_all(pages: &[usize]) {
@@ -89,6 +114,7 @@ fn slowest_of_thousand(mut samples: Vec<u64>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pagecrew::sys::sched::{self, CpuSet};
 
     #[test]
     fn of_a_thousand_the_slowest_is_left_out() {
@@ -96,6 +122,31 @@ mod tests {
         assert_eq!(slowest_of_thousand(vec![7]), Some(7));
         assert_eq!(slowest_of_thousand((1..=1000).rev().collect()), Some(999));
         assert_eq!(slowest_of_thousand((1..=3000).collect()), Some(2997));
+    }
+
+    #[test]
+    fn the_time_for_which_others_had_the_cpu_is_known() {
+        let turns = Turns::of_this_thread().unwrap();
+        let before = turns.waited_ns().unwrap();
+        // On one CPU with another thread that never sleeps.
+        let over = AtomicBool::new(false);
+        let mut one = CpuSet::new();
+        one.insert(sched::current_cpu());
+        std::thread::scope(|scope| {
+            let affinity = sched::affinity().unwrap();
+            sched::set_affinity(&one).unwrap();
+            scope.spawn(|| {
+                while !over.load(Relaxed) {
+                    std::hint::spin_loop()
+                }
+            });
+            let begin = now_ns();
+            while now_ns() - begin < 200_000_000 {}
+            over.store(true, Relaxed);
+            sched::set_affinity(&affinity).unwrap();
+        });
+        let waited = turns.waited_ns().unwrap() - before;
+        assert!(waited > 20_000_000, "{waited} ns");
     }
 
     #[test]

@@ -60,7 +60,7 @@ pub struct Look {
     pub reclaimed: u64,
     /// How often tasks had to reclaim for themselves by now.
     pub stalls: u64,
-    /// Time for which the node's reclaim in the background has worked by now, in nanoseconds.
+    /// Time for which the node's reclaim in the background has worked by now, or has waited for a CPU, in nanoseconds: a gap helps with neither.
     pub busy_ns: u64,
 }
 

@@ -2,7 +2,7 @@
 
 use super::hold::{OOM_KILLER_ON, turn_oom_killers_on_below};
 use super::marker::{self, Marker};
-use crate::sys::Errno;
+use crate::sys::{Errno, sched};
 use rustix::net::RecvFlags;
 use std::ffi::c_int;
 use std::fs::File;
@@ -94,6 +94,20 @@ pub(crate) enum Undo<'a> {
     OomKiller(&'a Path),
     /// The number in the file is one of `ours`, and was `before`: `memory.high` (version 2), or a setting of the machine.
     Number { before: &'a str, ours: &'a Ours },
+    /// These threads are as urgent as they can be, and were `before` nice.
+    Nice { threads: &'a [i32], before: i32 },
+}
+
+/// As urgent as a thread of the ordinary class can be.
+pub(crate) const URGENT: i32 = -20;
+
+/// Those of `threads` that are as nice as `from` says are as nice as `to` then. May be called after a fork of a process with several threads.
+pub(crate) fn change_nice(threads: &[i32], from: i32, to: i32) {
+    for &thread in threads {
+        if sched::nice_of(thread) == Ok(from) {
+            let _ = sched::set_nice_of(thread, to);
+        }
+    }
 }
 
 /// A child process that undoes a change to a file as soon as this process has ended, or this is dropped. A child that this process
@@ -167,6 +181,7 @@ unsafe fn guard(line: c_int, end: c_int, file: &File, lock: c_int, undo: Undo<'_
     let (text, ours) = match undo {
         Undo::OomKiller(_) => (OOM_KILLER_ON, None),
         Undo::Number { before, ours } => (before, Some(ours)),
+        Undo::Nice { .. } => ("", None),
     };
     let control = file.as_raw_fd();
     let mut found = [0u8; 32];
@@ -203,7 +218,10 @@ unsafe fn guard(line: c_int, end: c_int, file: &File, lock: c_int, undo: Undo<'_
         let mut byte = 0u8;
         libc::write(end, (&raw const byte).cast(), 1);
         while libc::read(end, (&raw mut byte).cast(), 1) < 0 && Errno::last() == Errno(libc::EINTR) {}
-        if may() && libc::pwrite(control, text.as_ptr().cast(), text.len(), 0) == text.len() as isize {
+        if let Undo::Nice { threads, before } = undo {
+            change_nice(threads, URGENT, before);
+            libc::ftruncate(lock, 0);
+        } else if may() && libc::pwrite(control, text.as_ptr().cast(), text.len(), 0) == text.len() as isize {
             if let Undo::OomKiller(top) = undo {
                 free_groups_below(file, top);
             }

@@ -184,7 +184,7 @@ impl Group {
                     undone = true;
                 }
             }
-            Marker::OomKiller { .. } | Marker::High { .. } => {}
+            Marker::OomKiller { .. } | Marker::High { .. } | Marker::Nice { .. } => {}
         }
         Marker::remove(control);
         Ok(undone)

@@ -16,6 +16,8 @@ pub(crate) enum Marker {
     OomKiller { off_below: Vec<u64> },
     /// `memory.high` (version 2) was `before`, and is one of `ours`; `None` is `max`.
     High { before: Option<u64>, ours: [Option<u64>; 2] },
+    /// Threads of the kernel were `before` nice, and are as urgent as they can be.
+    Nice { before: i32 },
 }
 
 impl Marker {
@@ -28,6 +30,7 @@ impl Marker {
             Marker::High { before, ours: [last, next] } => {
                 format!("high {} {} {}", number(before), number(last), number(next))
             }
+            Marker::Nice { before } => format!("nice {before}"),
         }
     }
 
@@ -44,6 +47,10 @@ impl Marker {
                 let mut next = || number(words.next()?);
                 let marker = Marker::High { before: next()?, ours: [next()?, next()?] };
                 words.next().is_none().then_some(marker)
+            }
+            "nice" => {
+                let before = words.next()?.parse().ok().filter(|nice| (-20..20).contains(nice))?;
+                words.next().is_none().then_some(Marker::Nice { before })
             }
             _ => None,
         }
@@ -88,10 +95,24 @@ mod tests {
             Marker::OomKiller { off_below: vec![7, 1 << 60] },
             Marker::High { before: None, ours: [Some(4096), None] },
             Marker::High { before: Some(1), ours: [None, Some(8192)] },
+            Marker::Nice { before: 0 },
+            Marker::Nice { before: -5 },
         ] {
             assert_eq!(Marker::parse(&marker.text()), Some(marker));
         }
-        for text in ["", "high", "high 1 2", "high 1 2 x", "high 1 2 3 4", "oom_killer x", "other"] {
+        for text in [
+            "",
+            "high",
+            "high 1 2",
+            "high 1 2 x",
+            "high 1 2 3 4",
+            "oom_killer x",
+            "nice",
+            "nice x",
+            "nice 20",
+            "nice 1 2",
+            "other",
+        ] {
             assert_eq!(Marker::parse(text), None, "{text}");
         }
     }

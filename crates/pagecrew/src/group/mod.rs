@@ -19,7 +19,7 @@ pub mod relief;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use guard::{Guard, Ours, Undo};
+pub(crate) use guard::{Guard, Ours, URGENT, Undo, change_nice};
 pub use held::Standing;
 pub use hold::{Hold, HoldError};
 pub use holder::{Holder, Holds};

@@ -11,7 +11,7 @@ use crate::sys::vmstat::Counts;
 pub struct Found {
     /// Free memory in bytes.
     pub free: u64,
-    /// Time for which the node's reclaim in the background has worked, in nanoseconds.
+    /// Time for which the node's reclaim in the background has worked, or has waited for a CPU, in nanoseconds.
     pub busy_ns: u64,
 }
 

@@ -4,6 +4,7 @@ use super::factor::{Factor, FactorError};
 use super::looks::{Found, Looks};
 use super::plan::Plan;
 use super::support::{Thread, Threads, Unsupported};
+use super::urgency::Urgency;
 use super::watermarks::Watermarks;
 use crate::control::lead::Cause;
 use crate::stats::{Publisher, figures};
@@ -50,6 +51,7 @@ figures! {
         changes: u64, Counter Count, "Times that the setting was changed.";
         hurts: u64, Gauge Count, "1 while no more is kept free for some time, because memory has come back from swap; else 0.";
         bounded: u64, Gauge Count, "1 while the demand needs more than may be kept free (setting most); else 0.";
+        urgent: u64, Gauge Count, "1 while the kernel's reclaim threads come before other programs (nice -20); else 0.";
         saturated: u64, Gauge Count, "1 while tasks wait although reclaim in the background works all the time, so that more is of no use; else 0.";
         looks: u64, Counter Count, "Looks at the nodes.";
         reclaimed_bytes: u64, Counter Bytes, "Memory that was reclaimed while it was looked, by whomever.";
@@ -131,6 +133,8 @@ pub struct Reclaimer {
     looks: Looks,
     plan: Plan,
     factor: Factor,
+    /// `None` where the kernel's threads may not be more urgent.
+    urgency: Option<Urgency>,
     /// Others judge by it what is available. Taken away once the setting was put back.
     publisher: Publisher,
     standing: Standing,
@@ -149,7 +153,7 @@ impl Node {
     fn look(&mut self) -> Found {
         // A node that was taken out stays as it was.
         let free = vmstat::node_free(self.thread.node).unwrap_or(self.last.free);
-        let busy_ns = vmstat::run_ns(self.thread.number).unwrap_or(self.last.busy_ns);
+        let busy_ns = vmstat::awake_ns(self.thread.number).unwrap_or(self.last.busy_ns);
         self.last = Found { free, busy_ns };
         self.last
     }
@@ -166,6 +170,7 @@ impl Reclaimer {
             threads.0.into_iter().map(|thread| Node { thread, last: Found { free: 0, busy_ns: 0 } }).collect();
         let factor = Factor::take()?;
         let own = factor.before();
+        let urgency = Urgency::take(numbers(&nodes));
         let _ = sched::set_real_time(RUNS_MOST);
         let mut vmstat = VmStat::open().map_err(ReclaimError::Counts)?;
         let counts = vmstat.read().map_err(ReclaimError::Counts)?;
@@ -180,6 +185,7 @@ impl Reclaimer {
             looks,
             plan,
             factor,
+            urgency,
             publisher: Publisher::new(),
             standing: Standing::default(),
             said: own,
@@ -234,6 +240,7 @@ impl Reclaimer {
             if !self.set(factor)? {
                 return Ok(Some(Event::Theirs));
             }
+            self.hurry();
         }
         if !woken && self.next_look_ns().is_none_or(|next| now < next) {
             return Ok(None);
@@ -253,6 +260,7 @@ impl Reclaimer {
         if !self.set(step.factor)? {
             return Ok(Some(Event::Theirs));
         }
+        self.hurry();
         self.stand();
         Ok(if step.guess { None } else { self.changed(at, step.factor) })
     }
@@ -273,6 +281,19 @@ impl Reclaimer {
             self.standing.changes += 1;
         }
         Ok(true)
+    }
+
+    /// The kernel's threads come before others while there is demand.
+    fn hurry(&mut self) {
+        let urgent = self.factor.now() != self.plan.own();
+        if let Some(urgency) = self.urgency.take_if(|urgency| urgent && !urgency.guarded()) {
+            // Its guard was killed. Another one takes its place once the threads are as before.
+            drop(urgency);
+            self.urgency = Urgency::take(numbers(&self.nodes));
+        }
+        if let Some(urgency) = &mut self.urgency {
+            urgency.set(urgent);
+        }
     }
 
     /// What that is in the life of a demand.
@@ -303,6 +324,7 @@ impl Reclaimer {
         self.factor = Factor::take()?;
         self.plan = plan(&self.nodes, &self.looks, &self.factor, self.options)?;
         (self.demand, self.said) = (None, self.factor.before());
+        self.hurry();
         self.stand();
         Ok(())
     }
@@ -314,10 +336,15 @@ impl Reclaimer {
         self.standing.gap_bytes = self.plan.gap(self.factor.now());
         self.standing.demand_bytes = self.plan.demand();
         self.standing.hurts = self.plan.hurts(now_ns()).into();
+        self.standing.urgent = self.urgency.as_ref().is_some_and(Urgency::urgent).into();
         self.standing.bounded = (self.plan.cause() == Cause::Bounded).into();
         self.standing.saturated = (self.plan.cause() == Cause::Saturated).into();
         self.standing.lead_ns = self.plan.lead().as_nanos() as u64;
     }
+}
+
+fn numbers(nodes: &[Node]) -> Vec<i32> {
+    nodes.iter().map(|node| node.thread.number).collect()
 }
 
 /// The plan for nodes as they are, with a setting as it is.

@@ -93,6 +93,27 @@ pub fn set_slice(ns: u64) -> Result<(), Errno> {
     set_attributes(&attributes)
 }
 
+/// How nice the thread `id` is (0: the calling one): from -20, which comes before all other ordinary ones, to 19. May be called after a fork of a
+/// process with several threads.
+///
+/// # Errors
+/// `ESRCH` if the thread ended.
+pub fn nice_of(id: i32) -> Result<i32, Errno> {
+    // The system call itself, which never returns anything below zero, unlike the C library's function.
+    // SAFETY: passes numbers only.
+    let found = Errno::check(unsafe { libc::syscall(libc::SYS_getpriority, libc::PRIO_PROCESS, id) })?;
+    Ok(20 - found as i32)
+}
+
+/// Makes the thread `id` so nice. May be called after a fork of a process with several threads.
+///
+/// # Errors
+/// `EACCES` or `EPERM` without `CAP_SYS_NICE` or a sufficient `RLIMIT_NICE`; `ESRCH` if the thread ended.
+pub fn set_nice_of(id: i32, nice: i32) -> Result<(), Errno> {
+    // SAFETY: passes numbers only.
+    Errno::check(unsafe { libc::syscall(libc::SYS_setpriority, libc::PRIO_PROCESS, id, nice) }).map(drop)
+}
+
 /// Has the calling thread run before all ordinary ones, and so at once when it wakes up (`SCHED_FIFO`). What it starts is ordinary. If it ran for
 /// `most` without a pause, this process would be ended (`RLIMIT_RTTIME`, 2.6.25): by mistake it may not keep a CPU from everybody.
 ///
@@ -353,6 +374,17 @@ mod tests {
             set_class(0, Class::Idle).unwrap();
             set_ordinary(3_000_000).unwrap();
             assert_eq!(now().0, libc::SCHED_IDLE);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_thread_is_as_nice_as_it_was_set() {
+        std::thread::spawn(|| {
+            set_nice_of(0, 7).unwrap();
+            assert_eq!((nice_of(0).unwrap(), attributes().unwrap().nice), (7, 7));
+            assert_eq!(nice_of(i32::MAX), Err(Errno(libc::ESRCH)));
         })
         .join()
         .unwrap();

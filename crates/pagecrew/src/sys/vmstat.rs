@@ -15,8 +15,6 @@ pub struct Counts {
     pub reclaimed_by_tasks: u64,
     /// How often tasks had to reclaim for themselves. Those that are at the limit of a control group are not counted.
     pub stalls: u64,
-    /// Bytes of the working set that were reclaimed and soon read again (3.15).
-    pub refaulted: u64,
     /// Bytes that came back from swap.
     pub swapped_in: u64,
 }
@@ -56,7 +54,6 @@ fn counts(text: &str) -> Option<Counts> {
         reclaimed: apart.background_reclaimed?.saturating_add(by_tasks),
         reclaimed_by_tasks: by_tasks,
         stalls: apart.stalls?,
-        refaulted: apart.refaulted_anon.unwrap_or(0).saturating_add(apart.refaulted_file.unwrap_or(0)),
         swapped_in: apart.swapped_in.unwrap_or(0),
     })
 }
@@ -191,7 +188,24 @@ pub fn run_ns(thread: libc::pid_t) -> Result<u64, Errno> {
     parse_run_ns(procfs::read(path, &mut buffer)?)
 }
 
-/// The same of a made-up tree.
+/// Nanoseconds for which `thread` has run, or was ready to and another one had the CPU (`/proc/PID/schedstat`).
+///
+/// # Errors
+/// As [`run_ns`].
+pub fn awake_ns(thread: libc::pid_t) -> Result<u64, Errno> {
+    let mut buffer = [0; 128];
+    let mut room = [0; 32];
+    let path = procfs::path(&mut room, &["/proc/"], thread as u64, "/schedstat");
+    parse_awake_ns(procfs::read(path, &mut buffer)?)
+}
+
+fn parse_awake_ns(text: &str) -> Result<u64, Errno> {
+    let mut times = text.split_ascii_whitespace().map(|ns| ns.parse::<u64>().ok());
+    let (ran, waited) = (times.next().flatten(), times.next().flatten());
+    ran.zip(waited).map(|(ran, waited)| ran.saturating_add(waited)).ok_or(Errno(libc::EILSEQ))
+}
+
+/// The same as [`run_ns`] of a made-up tree.
 ///
 /// # Errors
 /// As [`run_ns`].
@@ -226,25 +240,19 @@ mod tests {
         assert!(node_free(zones[0].node).unwrap() < all);
         assert!(node_free(1 << 20).is_err());
         for (_, thread) in kswapds() {
-            assert!(run_ns(thread).is_ok());
+            assert!(run_ns(thread).unwrap() <= awake_ns(thread).unwrap());
         }
     }
 
     #[test]
     fn counters_of_kernels() {
-        let now = "nr_free_pages 5\nworkingset_refault_anon 1\nworkingset_refault_file 2\npswpin 7\nallocstall_dma 0\n\
+        let now = "nr_free_pages 5\nworkingset_refault_file 2\npswpin 7\nallocstall_dma 0\n\
                    allocstall_normal 3\nallocstall_movable 4\npgsteal_kswapd 10\npgsteal_direct 20\npgsteal_khugepaged 30\n\
                    pgsteal_proactive 40\npgsteal_anon 50\npgsteal_file 60\n";
-        let expected = Counts {
-            reclaimed: 100 * PAGE,
-            reclaimed_by_tasks: 20 * PAGE,
-            stalls: 7,
-            refaulted: 3 * PAGE,
-            swapped_in: 7 * PAGE,
-        };
+        let expected = Counts { reclaimed: 100 * PAGE, reclaimed_by_tasks: 20 * PAGE, stalls: 7, swapped_in: 7 * PAGE };
         assert_eq!(counts(now), Some(expected));
-        // 4.9 had one sum each.
-        let before = "workingset_refault 3\npswpin 7\nallocstall 7\npgsteal_kswapd 80\npgsteal_direct 20\n";
+        // 4.9 had one sum of stalls.
+        let before = "pswpin 7\nallocstall 7\npgsteal_kswapd 80\npgsteal_direct 20\n";
         assert_eq!(counts(before), Some(expected));
         for text in ["", "pgsteal_kswapd 1\n", "allocstall 1\n", "pgsteal_kswapd x\nallocstall 1\n", "pgsteal_kswapd"] {
             assert_eq!(counts(text), None, "{text:?}");
@@ -293,6 +301,14 @@ mod tests {
             (run_ns_under(root.path(), 44), run_ns_under(root.path(), 45)),
             (Ok(12345), Err(Errno(libc::EILSEQ)))
         );
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_a_cpu_is_awake() {
+        assert_eq!(parse_awake_ns("12345 6 7\n"), Ok(12351));
+        for text in ["", "5", "5 x", "x 5"] {
+            assert_eq!(parse_awake_ns(text), Err(Errno(libc::EILSEQ)), "{text:?}");
+        }
     }
 
     #[test]
