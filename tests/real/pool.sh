@@ -335,7 +335,7 @@ add pool/pressure 600 pool_pressure
 add pool/example 60 pool_example
 add pool/metrics 120 pool_metrics 0
 add pool/kills 180 pool_kills tmpfs 40
-add pool/shares 300 pool_shares 1
+add pool/shares 300 pool_shares 3
 long=yes
 add pool/metrics/socket 120 pool_metrics "/run/pagecrew-test-$$.metrics"
 add pool/tenants/long 1200 pool_tenants tmpfs 10000 64
