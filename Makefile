@@ -19,8 +19,9 @@ demo: setup build ## Real programs with and without Pagecrew: time, page faults,
 .PHONY: test
 test: setup build ## Every test that takes no longer than a few minutes
 	@bash scripts/test-real.sh --put-back
-	$(CARGO) test --workspace --release
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom $(CARGO) test --package pagecrew --release --lib model
+	$(CARGO) build --workspace --profile checked
+	$(CARGO) test --workspace --profile checked
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom $(CARGO) test --package pagecrew --profile checked --lib model
 	@if [ -e scripts/test-real.sh ]; then bash scripts/test-real.sh; fi
 	bash scripts/guests.sh --short
 
@@ -32,7 +33,8 @@ test-guests: setup build ## The machines that users have, one after the other un
 .PHONY: test-long
 test-long: setup build ## Every test
 	@bash scripts/test-real.sh --put-back
-	$(CARGO) test --workspace --release -- --include-ignored
+	$(CARGO) build --workspace --profile checked
+	$(CARGO) test --workspace --profile checked -- --include-ignored
 	@if [ -e scripts/test-real.sh ]; then bash scripts/test-real.sh --long; fi
 	@bash scripts/mutants.sh
 

@@ -39,6 +39,20 @@ at_exit() {
     trap 'exit 143' TERM INT HUP
 }
 
+# Removes a control group that a test has made, with whoever is left in it. Nothing happens if it is gone.
+remove_group() {
+    local pid _
+    for _ in $(seq 100); do
+        if [ ! -d "$1" ]; then return; fi
+        # Nobody who is frozen ends.
+        if [ -e "$1/cgroup.freeze" ]; then echo 0 >"$1/cgroup.freeze" || true; fi
+        while read -r pid; do kill -KILL "$pid" 2>/dev/null || true; done <"$1/cgroup.procs" || true
+        if rmdir "$1" 2>/dev/null; then return; fi
+        sleep 0.1
+    done
+    echo "the control group $1 could not be removed" >&2
+}
+
 # change FILE VALUE: writes a setting of the kernel, until the test ends. What it was before is noted outside this process: whoever kills
 # a test, or all of them, leaves a note that the next run reads before anything else.
 notes=/run/pagecrew-tests

@@ -46,7 +46,7 @@ product() {
     fi
     cargo build --quiet --workspace --release
     mkdir -p "$directory"
-    stripped "$directory" without_debug < <(cargo test --quiet --workspace --release --no-run --message-format=json)
+    stripped "$directory" without_debug < <(cargo test --quiet --workspace --profile checked --no-run --message-format=json)
     bash scripts/test-real.sh --build
     cp "$target/release/pagecrew" "$target/release/libpagecrew_preload.so" "$directory/"
 }
@@ -122,11 +122,10 @@ for line in sys.stdin:
 # Architectures that were built for in this run.
 built=()
 
-# initramfs NAME TEST...: what the machine boots with, as $results/NAME.initramfs: Debian's programs, and over them the checkout, in
-# the same place as here, since tests know where they were built.
-initramfs() {
-    local name=$1 stage=$results/$1.stage inside module
-    shift
+# prepare: what the machine that was described last needs besides its own tests: its kernel, Debian's programs, and the product for its
+# processor.
+prepare() {
+    kernel "kernel-$release-$kernel_package" "$release" "$kernel_package"
     if [ "$userland" = whole ]; then
         userland "userland-$release" "$release" "${whole_packages[@]}"
     else
@@ -136,6 +135,13 @@ initramfs() {
         product "$architecture" "$target/guest-$architecture"
         built+=("$architecture")
     fi
+}
+
+# initramfs NAME TEST...: what the machine boots with, as $results/NAME.initramfs: Debian's programs, and over them the checkout, in
+# the same place as here, since tests know where they were built.
+initramfs() {
+    local name=$1 stage=$results/$1.stage inside module
+    shift
     rm -rf "$stage"
     inside=$stage$checkout
     mkdir -p "$inside/target/release" "$inside/target/tmp" "$stage/modules"
@@ -143,8 +149,10 @@ initramfs() {
     cp -rp "$([ "$architecture" = x86_64 ] && echo "$target" || echo "$target/cross")/tests" "$inside/target/tests"
     cp -rp --parents scripts tests contrib docs "$inside/"
     mv "$inside/target/release/guest-tests" "$inside/target/guest-tests"
-    if [ "$architecture" != x86_64 ]; then
-        # Where its tests look for the command: where it was built.
+    # Where tests look for the command: where it was built with them.
+    if [ "$architecture" = x86_64 ]; then
+        ln -s release "$inside/target/checked"
+    else
         mkdir -p "$inside/target/cross/$architecture-unknown-linux-gnu"
         ln -s "$checkout/target/release" "$inside/target/cross/$architecture-unknown-linux-gnu/release"
     fi

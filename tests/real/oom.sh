@@ -16,21 +16,12 @@ make_group() {
         skip "no memory cgroups"
     fi
     mkdir "$group" 2>/dev/null || skip "may not make a memory cgroup"
-    at_exit 'remove_group'
-}
-
-remove_group() {
-    local tries
-    for tries in 1 2 3 4 5 6 7 8 9 10; do
-        if rmdir "$group" 2>/dev/null; then return; fi
-        sleep 0.1
-    done
-    echo "the cgroup $group could not be removed after $tries tries" >&2
+    at_exit "remove_group $group"
 }
 
 # A fresh group, so that the peak is that of one program and no page cache of another is in it.
 new_group() {
-    remove_group
+    remove_group "$group"
     mkdir "$group"
 }
 

@@ -18,7 +18,7 @@ clear_pool() {
     local process
     for process in $(jobs -p); do
         kill "$process" 2>/dev/null || true
-        timeout 5 tail --pid "$process" -f /dev/null || kill -KILL "$process" || true
+        timeout 5 tail --sleep-interval 0.1 --pid "$process" -f /dev/null || kill -KILL "$process" || true
     done
     while mountpoint -q "$pool/mem"; do umount --lazy "$pool/mem"; done
     rm -rf "$pool"

@@ -202,7 +202,7 @@ reclaim_group() {
     group=$mount/pagecrew-test-$$
     keeper='' service='' readers=''
     # Whoever keeps the disk takes it away, once nobody else has its input open.
-    at_exit "exec 8>&-; for pid in \$(jobs -p); do [ \$pid = \"\$keeper\" ] || kill -9 \$pid; done 2>/dev/null; wait; eventually rmdir $group 2>/dev/null || true"
+    at_exit "exec 8>&-; for pid in \$(jobs -p); do [ \$pid = \"\$keeper\" ] || kill -9 \$pid; done 2>/dev/null; wait; remove_group $group"
     [ -n "${guest:-}" ] || disk_in_memory $((800 << 20))
     # A group that comes later, and gets its limit after that.
     start_reclaim --groups "$(basename "$group")"

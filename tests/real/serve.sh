@@ -7,13 +7,13 @@ clear_serve() {
     local process
     for process in $(jobs -p); do
         kill "$process" 2>/dev/null || true
-        timeout 20 tail --pid "$process" -f /dev/null || kill -KILL "$process" || true
+        timeout 20 tail --sleep-interval 0.1 --pid "$process" -f /dev/null || kill -KILL "$process" || true
     done
     if [ -n "${pool:-}" ]; then
         while mountpoint -q "$pool/mem"; do umount --lazy "$pool/mem"; done
         rm -rf "$pool"
     fi
-    if [ -n "${group:-}" ]; then eventually rmdir "$group" 2>/dev/null || true; fi
+    if [ -n "${group:-}" ]; then remove_group "$group"; fi
 }
 
 # serve_place: directories of its own, as $pool and $run, and a file of settings, $settings.
