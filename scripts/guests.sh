@@ -2,12 +2,11 @@
 # The machines that users have, one after the other under QEMU: boots each with Debian's own kernel and programs, and runs the tests
 # that make sense there. KVM is used where there is any, and emulation otherwise, so nothing here says how fast something is.
 #
-# Usage: guests.sh [--short | --table | --list] [--no-build] [--jobs N] [MACHINE [TEST ... | -- COMMAND]]
+# Usage: guests.sh [--short | --table | --list] [--no-build] [MACHINE [TEST ... | -- COMMAND]]
 #   MACHINE   only this one; TEST ... only these of its tests, by the names or their beginnings as in test-real.sh
 #   COMMAND   a line for the shell in the guest, instead of tests: to look at something there by hand
 #   --short   the machines and tests of `make test`, below five minutes
 #   --no-build  with what was built for guests before
-#   --jobs N  so many machines at the same time (default: one for each two processors)
 #   --table   makes docs/platforms.md of the last run of every machine, and boots none
 #   --list    prints the machines
 #
@@ -31,7 +30,7 @@ usage() {
     exit 2
 }
 
-short=no table=no build=yes jobs=$((($(nproc) + 1) / 2)) wanted=() command=''
+short=no table=no build=yes wanted=() command=''
 while [ "$#" -gt 0 ]; do
     argument=$1
     shift
@@ -42,11 +41,6 @@ while [ "$#" -gt 0 ]; do
         ;;
     --short) short=yes ;;
     --no-build) build=no ;;
-    --jobs)
-        jobs=${1:-}
-        shift || usage
-        [[ $jobs =~ ^[1-9][0-9]?$ ]] || usage
-        ;;
     --table) table=yes ;;
     --list)
         printf '%s\n' "${machines[@]}"
@@ -95,30 +89,27 @@ plain() {
     sed -u -e 's/\r//g' -e 's/\x1b\[[0-9;?]*[a-zA-Z]//g' -e 's/\x1bc//g'
 }
 
-# describe NAME TEST...: sets what the machine is (see machines.sh), and which tests run there.
-describe() {
-    local name=$1
-    shift
-    about='' architecture=x86_64 release=trixie-amd64 kernel_package=linux-image-cloud-amd64 cpus=2 sockets=1 memory=4G append='' userland=whole
-    swap=no limit=3600 patience=10 options=() tests=() short_tests=()
-    "machine_${name//-/_}"
-    if [ "$short" = yes ]; then tests=("${short_tests[@]}"); fi
-    if [ "$#" -gt 0 ]; then tests=("$@"); fi
-}
-
-# boot NAME TEST...: one machine from its power button to its end. Leaves what passed, failed and was skipped in NAME.counts.
+# boot NAME TEST...: one machine from its power button to its end. Adds to passed, failed and skipped.
 boot() {
     local name=$1 log=$results/$1.log console=$results/$1.console status=0 line counts
     shift
     if [ "$short" = yes ]; then
         log=$results/$name.short.log
-        rm -f "$log"
     elif [ "$#" -gt 0 ]; then
         log=$results/$name.again.log
     elif [ -z "$command" ]; then
         rm -f "$log" "$results/$name.again.log"
     fi
-    describe "$name" "$@"
+    # What a machine is; see machines.sh.
+    local about='' architecture=x86_64 release=trixie-amd64 kernel_package=linux-image-cloud-amd64 cpus=2 sockets=1 memory=4G append='' userland=whole
+    local swap=no limit=3600 patience=10 options=() tests=() short_tests=()
+    "machine_${name//-/_}"
+    if [ "$short" = yes ]; then
+        tests=("${short_tests[@]}")
+        rm -f "$log"
+    fi
+    if [ "$#" -gt 0 ]; then tests=("$@"); fi
+    kernel "kernel-$release-$kernel_package" "$release" "$kernel_package"
     initramfs "$name" "${tests[@]}"
     local accelerate=(-accel "tcg,thread=multi")
     if [ "$architecture" = x86_64 ]; then
@@ -172,34 +163,18 @@ boot() {
     if [ -z "$counts" ] || ! grep -q '^guest: over' "$console"; then
         echo "$name did not come to its end (status $status, limit $limit s); its last lines:" >&2
         tail -n 30 "$console" | sed 's/^/    /' >&2
+        failed=$((failed + 1))
         return
     fi
-    echo "$counts" >"$results/$name.counts"
+    read -r p _ f _ s _ <<<"${counts//,/}"
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 }
 
 unpacked qemu trixie-amd64 busybox-static qemu-system-x86 qemu-system-arm
 mkdir -p "$results"
-# One after the other what more than one machine may need.
-for name in "${chosen[@]}"; do
-    describe "$name"
-    prepare
-done
-running=0
-for name in "${chosen[@]}"; do
-    rm -f "$results/$name.counts"
-    if [ "$running" -eq "$jobs" ]; then
-        wait -n || true
-        running=$((running - 1))
-    fi
-    boot "$name" "${wanted[@]:1}" &
-    running=$((running + 1))
-done
-wait
-if [ -n "$command" ]; then exit 0; fi
 passed=0 failed=0 skipped=0
 for name in "${chosen[@]}"; do
-    read -r p _ f _ s _ < <(tr -d , <"$results/$name.counts" 2>/dev/null || echo 0 passed 1 failed 0 skipped)
-    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    boot "$name" "${wanted[@]:1}"
 done
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

@@ -122,10 +122,11 @@ for line in sys.stdin:
 # Architectures that were built for in this run.
 built=()
 
-# prepare: what the machine that was described last needs besides its own tests: its kernel, Debian's programs, and the product for its
-# processor.
-prepare() {
-    kernel "kernel-$release-$kernel_package" "$release" "$kernel_package"
+# initramfs NAME TEST...: what the machine boots with, as $results/NAME.initramfs: Debian's programs, and over them the checkout, in
+# the same place as here, since tests know where they were built.
+initramfs() {
+    local name=$1 stage=$results/$1.stage inside module
+    shift
     if [ "$userland" = whole ]; then
         userland "userland-$release" "$release" "${whole_packages[@]}"
     else
@@ -135,13 +136,6 @@ prepare() {
         product "$architecture" "$target/guest-$architecture"
         built+=("$architecture")
     fi
-}
-
-# initramfs NAME TEST...: what the machine boots with, as $results/NAME.initramfs: Debian's programs, and over them the checkout, in
-# the same place as here, since tests know where they were built.
-initramfs() {
-    local name=$1 stage=$results/$1.stage inside module
-    shift
     rm -rf "$stage"
     inside=$stage$checkout
     mkdir -p "$inside/target/release" "$inside/target/tmp" "$stage/modules"

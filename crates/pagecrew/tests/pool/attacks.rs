@@ -137,7 +137,7 @@ const ATTACKS: [(&str, Attack); 24] = [
 #[test]
 fn nobody_gets_more_than_his_quota_whatever_he_tries() {
     // Most of a trial is waiting.
-    const AT_ONCE: usize = 6;
+    const AT_ONCE: usize = 4;
     let next = std::sync::atomic::AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE {

@@ -133,7 +133,7 @@ fn figure(status: &str, name: &str) -> usize {
 }
 
 fn wait_for(client: &Client, what: &str, is: impl Fn(&str) -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(120);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !is(&status(client)) {
         assert!(Instant::now() < deadline, "never {what}: {}", status(client));
         std::thread::sleep(Duration::from_millis(5));
@@ -649,7 +649,7 @@ fn the_size_changes_while_it_is_served() {
             let files = std::fs::read_dir(place.mount().join("ready")).unwrap();
             files.filter_map(|file| Some(file.unwrap().metadata().ok()?.blocks() as usize * 512)).sum()
         };
-        let deadline = Instant::now() + Duration::from_secs(120);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while used() != size {
             assert!(Instant::now() < deadline, "{} of {size} in use", used());
             std::thread::sleep(Duration::from_millis(5));
@@ -764,7 +764,7 @@ fn what_a_killed_server_left_is_taken_over() {
         };
         String::from_utf8_lossy(&fillers.unwrap_or_default()).lines().filter(orphan).count()
     };
-    let deadline = Instant::now() + Duration::from_secs(120);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while orphans() > 0 {
         assert!(Instant::now() < deadline, "fillers outlived their servers");
         std::thread::sleep(Duration::from_millis(20));
