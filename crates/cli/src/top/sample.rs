@@ -180,8 +180,10 @@ impl Sampler {
             self.kswapds = vmstat::kswapds_under(&self.root);
             self.kswapds_ns = Some(now);
         }
-        let thread =
-            |&(node, pid): &(usize, i32)| Kswapd { node, pid, run_ns: vmstat::run_ns_under(&self.root, pid).ok() };
+        let thread = |&(node, pid): &(usize, i32)| {
+            let times = vmstat::cpu_times_under(&self.root, pid).ok();
+            Kswapd { node, pid, run_ns: times.map(|times| times.ran_ns) }
+        };
         self.kswapds.iter().map(thread).collect()
     }
 }

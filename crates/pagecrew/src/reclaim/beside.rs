@@ -42,12 +42,13 @@ struct Machine {
 impl Machine {
     /// With so much in caches of files, beside programs and a pool of 4 GiB that is full.
     fn new(files: u64, told: Told) -> Machine {
-        let node = Node::new(MEMORY, 20, KSWAPD);
+        let mut node = Node::new(MEMORY, 20, KSWAPD);
         let zone = Zone { node: 0, managed: MEMORY, min: node.min(), low: 0, high: 0 };
         let watermarks = Watermarks::of(0, &[zone]);
         let plan = Plan::new(vec![watermarks.clone()], &[node.look], OWN, 0.025);
         let size = 4 * GIB;
         let programs = MEMORY - files - size - node.free();
+        node.grow((programs + size) as i64);
         let gate = Gate::new(default_floor(MEMORY));
         Machine {
             node,
@@ -175,6 +176,7 @@ fn programs_that_grow_get_what_the_pool_has_whatever_it_is_told() {
     for _ in 0..40 {
         // Of what can be dropped.
         machine.programs += 50 * MIB;
+        machine.node.grow(50 << 20);
         machine.run(1, 7 * GIB);
     }
     machine.run(90, 0);
@@ -188,6 +190,7 @@ fn a_pool_that_fills_beside_reclaim_comes_to_rest() {
     let mut machine = Machine::new(4 * FILES, Told::All);
     // As if it had just begun.
     machine.ready = 0;
+    machine.node.grow(-(machine.size as i64));
     machine.run(60, 0);
     assert_eq!((machine.ready, machine.given), (machine.size, 0));
     machine.run(120, 0);

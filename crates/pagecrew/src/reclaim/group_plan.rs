@@ -293,6 +293,7 @@ impl Plan {
         let seen = lead::Look {
             at_ns: look.at_ns,
             free: look.limit.saturating_sub(look.usage),
+            files: look.usage,
             reclaimed: look.reclaimed.saturating_add(look.stalls.saturating_mul(AT_LIMIT)),
             stalls: look.stalls,
             busy_ns: look.busy_ns,

@@ -4,13 +4,13 @@
 //! their reclaim has worked meanwhile; where none has, to all alike.
 
 use crate::control::lead::Look;
-use crate::sys::vmstat::Counts;
+use crate::sys::vmstat::{Counts, NodeMemory};
 
 /// A node, as it was found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Free memory in bytes.
-    pub free: u64,
+    /// What it has.
+    pub memory: NodeMemory,
     /// Time for which the node's reclaim in the background has worked, or has waited for a CPU, in nanoseconds.
     pub busy_ns: u64,
 }
@@ -25,7 +25,9 @@ pub struct Looks {
 impl Looks {
     /// As they are seen for the first time.
     pub fn new(at_ns: u64, counts: Counts, found: &[Found]) -> Looks {
-        let look = |found: &Found| Look { at_ns, free: found.free, reclaimed: 0, stalls: 0, busy_ns: found.busy_ns };
+        let look = |&Found { memory, busy_ns }: &Found| {
+            Look { at_ns, free: memory.free, files: memory.files, reclaimed: 0, stalls: 0, busy_ns }
+        };
         Looks { counts, nodes: found.iter().map(look).collect() }
     }
 
@@ -49,7 +51,7 @@ impl Looks {
                 all => (u128::from(value) * u128::from(worked) / u128::from(all)) as u64,
             };
             node.at_ns = at_ns;
-            node.free = found.free;
+            (node.free, node.files) = (found.memory.free, found.memory.files);
             node.reclaimed += share(reclaimed);
             // Whoever waited did so at a node where memory was short. Better all of those than none.
             if all == 0 || worked > 0 {
@@ -69,16 +71,16 @@ mod tests {
     }
 
     fn found(free: u64, busy_ns: u64) -> Found {
-        Found { free, busy_ns }
+        Found { memory: NodeMemory { free, files: 10 * free }, busy_ns }
     }
 
     #[test]
     fn one_node_has_all_of_it() {
         let mut looks = Looks::new(0, counts(500, 5), &[found(100, 10)]);
         looks.note(7, counts(1500, 8), &[found(90, 30)]);
-        assert_eq!(looks.nodes(), [Look { at_ns: 7, free: 90, reclaimed: 1000, stalls: 3, busy_ns: 30 }]);
+        assert_eq!(looks.nodes(), [Look { at_ns: 7, free: 90, files: 900, reclaimed: 1000, stalls: 3, busy_ns: 30 }]);
         looks.note(8, counts(1400, 9), &[found(90, 20)]);
-        assert_eq!(looks.nodes(), [Look { at_ns: 8, free: 90, reclaimed: 1000, stalls: 4, busy_ns: 30 }]);
+        assert_eq!(looks.nodes(), [Look { at_ns: 8, free: 90, files: 900, reclaimed: 1000, stalls: 4, busy_ns: 30 }]);
     }
 
     #[test]

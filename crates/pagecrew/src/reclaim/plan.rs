@@ -6,7 +6,7 @@
 //! is the most that may be, until a look has shown more: that costs a machine at rest next to nothing, since nothing can be reclaimed in
 //! so short a time, and too little would cost those who take memory what this is for.
 
-use super::watermarks::{FACTOR_LEAST, FACTOR_MOST, PARTS, Watermarks};
+use super::watermarks::Watermarks;
 use crate::control::lead::{Bounds, Cause, Lead, Look};
 use crate::stats::Ahead;
 use std::time::Duration;
@@ -53,8 +53,6 @@ pub struct Plan {
     nodes: Vec<Node>,
     /// The operator's own value.
     own: u64,
-    /// The most that the setting gets, which is the first guess.
-    most: u64,
     /// Since when it is awake.
     awake_ns: Option<u64>,
     /// When a node was last seen not to be at rest, or woken up.
@@ -81,12 +79,11 @@ impl Plan {
         let nodes: Vec<Node> = watermarks.into_iter().zip(looks).map(node).collect();
         let reclaimed = looks.iter().map(|look| look.reclaimed).sum();
         let step = Step { factor: own, guess: false, next_ns: None };
-        Plan { most: factor_most(own, most), nodes, own, awake_ns: None, busy_ns: 0, hurt_ns: 0, reclaimed, step }
+        Plan { nodes, own, awake_ns: None, busy_ns: 0, hurt_ns: 0, reclaimed, step }
     }
 
     /// From now on at most `most` of each node's memory.
     pub fn change(&mut self, most: f64) {
-        self.most = factor_most(self.own, most);
         for node in &mut self.nodes {
             node.law.bound(bounds(&node.watermarks, self.own, most));
         }
@@ -99,7 +96,7 @@ impl Plan {
         if self.awake_ns.is_none() {
             self.awake_ns = Some(now_ns);
             if !self.hurts(now_ns) {
-                (self.step.factor, self.step.guess) = (self.most, true);
+                (self.step.factor, self.step.guess) = (self.most(), true);
             }
         }
         self.step.factor
@@ -125,7 +122,7 @@ impl Plan {
         let passed = |since_ns: u64| Duration::from_nanos(now_ns.saturating_sub(since_ns));
         let guess = self.step.guess && self.awake_ns.is_some_and(|since| passed(since) < FIRST);
         if guess {
-            factor = self.most;
+            factor = self.most();
         }
         if self.hurts(now_ns) {
             factor = self.own;
@@ -144,6 +141,11 @@ impl Plan {
         };
         self.step = Step { factor, guess, next_ns: next };
         self.step
+    }
+
+    /// The most that the setting gets, which is the first guess.
+    fn most(&self) -> u64 {
+        self.nodes.iter().map(|node| node.watermarks.factor(node.law.most())).fold(self.own, u64::max)
     }
 
     /// Whether the operator's value does for now, because memory came back from swap.
@@ -194,11 +196,6 @@ impl Plan {
         };
         self.nodes.iter().map(|node| node.cause).max_by_key(rank).unwrap_or(Cause::Rest)
     }
-}
-
-/// The value of the setting for a share of the memory.
-fn factor_most(own: u64, most: f64) -> u64 {
-    ((PARTS as f64 * most) as u64).clamp(FACTOR_LEAST, FACTOR_MOST).max(own)
 }
 
 fn bounds(watermarks: &Watermarks, own: u64, most: f64) -> Bounds {

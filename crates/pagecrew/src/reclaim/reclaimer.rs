@@ -152,9 +152,10 @@ struct Node {
 impl Node {
     fn look(&mut self) -> Found {
         // A node that was taken out stays as it was.
-        let free = vmstat::node_free(self.thread.node).unwrap_or(self.last.free);
-        let busy_ns = vmstat::awake_ns(self.thread.number).unwrap_or(self.last.busy_ns);
-        self.last = Found { free, busy_ns };
+        let memory = vmstat::node_memory(self.thread.node).unwrap_or(self.last.memory);
+        let times = vmstat::cpu_times(self.thread.number);
+        let busy_ns = times.map_or(self.last.busy_ns, |times| times.ran_ns.saturating_add(times.waited_ns));
+        self.last = Found { memory, busy_ns };
         self.last
     }
 }
@@ -167,7 +168,7 @@ impl Reclaimer {
     /// See [`ReclaimError`].
     pub fn new(threads: Threads, options: Options) -> Result<Reclaimer, ReclaimError> {
         let mut nodes: Vec<Node> =
-            threads.0.into_iter().map(|thread| Node { thread, last: Found { free: 0, busy_ns: 0 } }).collect();
+            threads.0.into_iter().map(|thread| Node { thread, last: Found::default() }).collect();
         let factor = Factor::take()?;
         let own = factor.before();
         let urgency = Urgency::take(numbers(&nodes));

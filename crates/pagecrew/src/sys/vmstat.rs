@@ -68,19 +68,31 @@ pub fn scale_factor(root: &Path) -> Result<u64, Errno> {
     text.trim().parse().map_err(|_| Errno(libc::EILSEQ))
 }
 
-/// Free memory of the node with the kernel's number `node`, in bytes (`/sys/devices/system/node/nodeN/vmstat`, 2.6.38).
+/// What a node has, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NodeMemory {
+    /// Free memory.
+    pub free: u64,
+    /// Pages of files on the lists that reclaim takes from.
+    pub files: u64,
+}
+
+/// The memory of the node with the kernel's number `node` (`/sys/devices/system/node/nodeN/vmstat`, 2.6.38).
 ///
 /// # Errors
-/// Those of `read`; `ENOENT` where there is no such node.
-pub fn node_free(node: usize) -> Result<u64, Errno> {
+/// Those of `read`; `ENOENT` where there is no such node, `EILSEQ` where what there has to be is not there.
+pub fn node_memory(node: usize) -> Result<NodeMemory, Errno> {
     let mut buffer = Buffer::new();
     let mut room = [0; 64];
     let path = procfs::path(&mut room, &["/sys/devices/system/node/node"], node as u64, "/vmstat");
-    let text = procfs::read(path, &mut buffer)?;
-    let pages =
-        text.lines().find_map(|line| line.strip_prefix("nr_free_pages ")).and_then(|pages| pages.trim().parse().ok());
-    let pages: u64 = pages.ok_or(Errno(libc::EILSEQ))?;
-    Ok(pages.saturating_mul(PAGE_SIZE as u64))
+    parse_node_memory(procfs::read(path, &mut buffer)?).ok_or(Errno(libc::EILSEQ))
+}
+
+fn parse_node_memory(text: &str) -> Option<NodeMemory> {
+    let pages = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+    let bytes = |pages: u64| pages.saturating_mul(PAGE_SIZE as u64);
+    let files = pages("nr_inactive_file ")?.saturating_add(pages("nr_active_file ")?);
+    Some(NodeMemory { free: bytes(pages("nr_free_pages ")?), files: bytes(files) })
 }
 
 /// A zone of memory, in bytes.
@@ -177,44 +189,40 @@ fn is_of_kernel(stat: &str) -> bool {
     flags().is_some_and(|flags| flags & PF_KTHREAD != 0)
 }
 
-/// Nanoseconds for which `thread` has run (`/proc/PID/schedstat`).
+/// What a thread has had of the CPUs, in nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CpuTimes {
+    /// For so long it has run.
+    pub ran_ns: u64,
+    /// For so long it was ready to, and another one had the CPU.
+    pub waited_ns: u64,
+}
+
+/// Those of `thread` (`/proc/PID/schedstat`).
 ///
 /// # Errors
-/// Those of `read`; `ENOENT` where the thread has gone or the kernel does not count.
-pub fn run_ns(thread: libc::pid_t) -> Result<u64, Errno> {
+/// Those of `read`; `ENOENT` where the thread has gone or the kernel does not count, `EILSEQ` where there are no such numbers.
+pub fn cpu_times(thread: libc::pid_t) -> Result<CpuTimes, Errno> {
     let mut buffer = [0; 128];
     let mut room = [0; 32];
     let path = procfs::path(&mut room, &["/proc/"], thread as u64, "/schedstat");
-    parse_run_ns(procfs::read(path, &mut buffer)?)
+    parse_cpu_times(procfs::read(path, &mut buffer)?)
 }
 
-/// Nanoseconds for which `thread` has run, or was ready to and another one had the CPU (`/proc/PID/schedstat`).
+/// The same of a made-up tree.
 ///
 /// # Errors
-/// As [`run_ns`].
-pub fn awake_ns(thread: libc::pid_t) -> Result<u64, Errno> {
-    let mut buffer = [0; 128];
-    let mut room = [0; 32];
-    let path = procfs::path(&mut room, &["/proc/"], thread as u64, "/schedstat");
-    parse_awake_ns(procfs::read(path, &mut buffer)?)
+/// As [`cpu_times`].
+pub fn cpu_times_under(root: &Path, thread: libc::pid_t) -> Result<CpuTimes, Errno> {
+    parse_cpu_times(&procfs::text_under(root, &format!("proc/{thread}/schedstat"), 128)?)
 }
 
-fn parse_awake_ns(text: &str) -> Result<u64, Errno> {
-    let mut times = text.split_ascii_whitespace().map(|ns| ns.parse::<u64>().ok());
-    let (ran, waited) = (times.next().flatten(), times.next().flatten());
-    ran.zip(waited).map(|(ran, waited)| ran.saturating_add(waited)).ok_or(Errno(libc::EILSEQ))
-}
-
-/// The same as [`run_ns`] of a made-up tree.
-///
-/// # Errors
-/// As [`run_ns`].
-pub fn run_ns_under(root: &Path, thread: libc::pid_t) -> Result<u64, Errno> {
-    parse_run_ns(&procfs::text_under(root, &format!("proc/{thread}/schedstat"), 128)?)
-}
-
-fn parse_run_ns(text: &str) -> Result<u64, Errno> {
-    text.split_ascii_whitespace().next().and_then(|ns| ns.parse().ok()).ok_or(Errno(libc::EILSEQ))
+fn parse_cpu_times(text: &str) -> Result<CpuTimes, Errno> {
+    let mut times = text.split_ascii_whitespace().map_while(|ns| ns.parse::<u64>().ok());
+    match (times.next(), times.next()) {
+        (Some(ran_ns), Some(waited_ns)) => Ok(CpuTimes { ran_ns, waited_ns }),
+        _ => Err(Errno(libc::EILSEQ)),
+    }
 }
 
 #[cfg(test)]
@@ -237,10 +245,10 @@ mod tests {
             text.lines().find_map(|line| line.strip_prefix("MemFree:")?.strip_suffix(" kB")?.trim().parse().ok());
         let free: u64 = free.unwrap();
         assert!(free << 10 > all || all == procfs::memory_info().unwrap().total, "{all}");
-        assert!(node_free(zones[0].node).unwrap() < all);
-        assert!(node_free(1 << 20).is_err());
+        assert!(node_memory(zones[0].node).unwrap().free < all);
+        assert!(node_memory(1 << 20).is_err());
         for (_, thread) in kswapds() {
-            assert!(run_ns(thread).unwrap() <= awake_ns(thread).unwrap());
+            assert!(cpu_times(thread).unwrap().ran_ns > 0);
         }
     }
 
@@ -298,16 +306,20 @@ mod tests {
         assert_eq!(zones_under(root.path()), Err(Errno(libc::EILSEQ)));
         assert_eq!(kswapds_under(root.path()), [(0, 44), (1, 45)]);
         assert_eq!(
-            (run_ns_under(root.path(), 44), run_ns_under(root.path(), 45)),
-            (Ok(12345), Err(Errno(libc::EILSEQ)))
+            (cpu_times_under(root.path(), 44), cpu_times_under(root.path(), 45)),
+            (Ok(CpuTimes { ran_ns: 12345, waited_ns: 6 }), Err(Errno(libc::EILSEQ)))
         );
+        for text in ["", "5", "5 x", "x 5 6"] {
+            assert_eq!(parse_cpu_times(text), Err(Errno(libc::EILSEQ)), "{text:?}");
+        }
     }
 
     #[test]
-    fn a_thread_that_waits_for_a_cpu_is_awake() {
-        assert_eq!(parse_awake_ns("12345 6 7\n"), Ok(12351));
-        for text in ["", "5", "5 x", "x 5"] {
-            assert_eq!(parse_awake_ns(text), Err(Errno(libc::EILSEQ)), "{text:?}");
+    fn memory_of_a_node() {
+        let text = "nr_free_pages 7\nnr_inactive_anon 100\nnr_active_anon 100\nnr_inactive_file 3\nnr_active_file 2\n";
+        assert_eq!(parse_node_memory(text), Some(NodeMemory { free: 7 * PAGE, files: 5 * PAGE }));
+        for text in ["", "nr_free_pages 7\n", "nr_free_pages x\nnr_inactive_file 3\nnr_active_file 2\n"] {
+            assert_eq!(parse_node_memory(text), None, "{text:?}");
         }
     }
 
@@ -325,6 +337,7 @@ mod tests {
             counts(&text);
             parse_zones(&text);
             is_of_kernel(&text);
+            let _ = (parse_node_memory(&text), parse_cpu_times(&text));
         }
     }
 }
