@@ -287,8 +287,8 @@ impl Offenders {
         !quiet
     }
 
-    /// At this `look`, `user` has more than was handed out to him. Returns whether that is so at [`BEYOND_LOOKS`] looks in a row or more.
-    fn goes_on(&mut self, user: u32, look: u32, now_ns: u64) -> bool {
+    /// At this `look`, `user` has more than was handed out to him. Returns at how many looks in a row that was so.
+    fn goes_on(&mut self, user: u32, look: u32, now_ns: u64) -> u32 {
         let offender = self.of(user, now_ns);
         let since = look.wrapping_sub(offender.last);
         if offender.looks == 0 || since > Offenders::APART {
@@ -297,7 +297,7 @@ impl Offenders {
             offender.looks += 1;
         }
         offender.last = look;
-        offender.looks >= BEYOND_LOOKS
+        offender.looks
     }
 }
 
@@ -642,7 +642,14 @@ impl<F: Clone> Broker<F> {
         if !seen.seized {
             taken.owner = seen.owner;
         }
-        let within = seen.len <= taken.size && seen.backed <= taken.size;
+        // What is being put back is counted by what it has, and is not to stay that large.
+        let allowed = if taken.put_back == PutBack::No { taken.size } else { taken.handed_out() };
+        let within = seen.len <= allowed && seen.backed <= allowed;
+        if within && taken.put_back == PutBack::Failed {
+            // Its owner has done it himself.
+            taken.put_back = PutBack::No;
+            self.state.charge(id, allowed);
+        }
         let mut actions = if within { Vec::new() } else { self.excess(id, seen, now) };
         let Some(taken) = self.state.taken.get_mut(&id) else { return actions };
         if seen.seized && taken.user != self.own_user && matches!(taken.life, Life::Path(_) | Life::Unseized) {
@@ -670,7 +677,8 @@ impl<F: Clone> Broker<F> {
     /// be opened: that the kernel bounds (`fs.lease-break-time`). As long as he keeps it locked, what is in it is counted.
     ///
     /// Who has made more of his files than his whole account was given, with one file after the other if need be, at [`BEYOND_LOOKS`] looks in a
-    /// row loses all of them: nothing else keeps him to what he was given.
+    /// row loses all of them: nothing else keeps him to what he was given. Others on his account keep theirs; but the files of an account may
+    /// change hands at each look, so that at twice as many looks all of them go.
     fn excess(&mut self, id: u64, seen: Seen, now: Now) -> Vec<Action<F>> {
         let Some(taken) = self.state.taken.get_mut(&id) else { return Vec::new() };
         let (user, owner) = (taken.user, taken.owner);
@@ -684,8 +692,12 @@ impl<F: Clone> Broker<F> {
                 self.state.charge_more(id, seen.backed);
                 return Vec::new();
             }
-            // He has done nothing since.
-            PutBack::Failed => return vec![shrink(id, taken, if again { 0 } else { taken.handed_out() })],
+            // It is tried again; he has done nothing since.
+            PutBack::Failed => {
+                let action = shrink(id, taken, if again { 0 } else { taken.handed_out() });
+                self.state.charge_more(id, seen.backed);
+                return vec![action];
+            }
             PutBack::No => {}
         }
         taken.offences = if can_open { taken.offences.saturating_add(1) } else { OFFENCES };
@@ -698,11 +710,13 @@ impl<F: Clone> Broker<F> {
         if gone {
             actions.extend(self.let_go(id));
         }
-        if can_open && self.state.is_beyond(user) && self.offenders.goes_on(user, seen.look, now.ns) {
-            let taken = self.take_all(user, owner);
+        if can_open && self.state.is_beyond(user) {
+            let looks = self.offenders.goes_on(user, seen.look, now.ns);
+            let (who, owner) = if looks < 2 * BEYOND_LOOKS { (owner, Some(owner)) } else { (user, None) };
+            let taken = if looks < BEYOND_LOOKS { Vec::new() } else { self.take_all(user, owner) };
             if taken.iter().any(|action| matches!(action, Action::Seize { .. })) {
                 actions.push(Action::Log(format!(
-                    "user {owner} goes on having more than was handed out to him: all of his files are taken away"
+                    "user {who} goes on having more than was handed out to him: all of his files are taken away"
                 )));
             }
             actions.extend(taken);
@@ -716,10 +730,11 @@ impl<F: Clone> Broker<F> {
         actions
     }
 
-    /// Takes all files of an owner on this account away.
-    fn take_all(&mut self, user: u32, owner: u32) -> Vec<Action<F>> {
-        let his =
-            |(_, taken): &(&u64, &mut TakenFile<F>)| (taken.user, taken.owner) == (user, owner) && taken.is_settled();
+    /// Takes all files on this account away that are the `owner`'s, or whoever's they are.
+    fn take_all(&mut self, user: u32, owner: Option<u32>) -> Vec<Action<F>> {
+        let his = |(_, taken): &(&u64, &mut TakenFile<F>)| {
+            taken.user == user && owner.is_none_or(|owner| taken.owner == owner) && taken.is_settled()
+        };
         let mut ids = Vec::new();
         let mut actions: Vec<_> = (self.state.taken.iter_mut().filter(his))
             .map(|(&id, taken)| {
@@ -988,5 +1003,41 @@ mod tests {
         }
         let life = |id| broker.state.taken[&id].life;
         assert_eq!((life(ID), life(8)), (Life::Leaving, Life::Path(None)));
+    }
+
+    #[test]
+    fn files_that_change_hands_within_an_account_go_all_the_same() {
+        let (mut broker, _) = broker(Some(1));
+        let holding = Holding { size: 2 * HUGE_PAGE_SIZE, user: 1000, since: 0, until: Until::Unused };
+        for id in ID + 1..ID + 20 {
+            let entry = Entry { id, node: 0, holding: Some(holding) };
+            broker.state.adopt(Found { name: entry.to_string(), entry, file: Some(1), going: false });
+        }
+        for look in 1..=6 {
+            // Another one each time, which belongs to another one each time.
+            let id = ID + u64::from(look);
+            let Event::Seen(_, seen) = seen_at(id, 60, 60, look) else { unreachable!() };
+            broker.handle(Event::Seen(id, Seen { owner: 100_000 + look, ..seen }), at(1));
+            broker.handle(Event::Shrunk(id, true), at(1));
+        }
+        assert_eq!(settled(&broker), 0);
+    }
+
+    #[test]
+    fn what_can_not_be_put_back_now_is_counted_until_it_is() {
+        let (mut broker, _) = broker(Some(1));
+        let bytes = |broker: &Broker<u32>| broker.state.accounts.bytes(1000) / HUGE_PAGE_SIZE;
+        broker.handle(seen_at(ID, 9, 9, 1), at(1));
+        // Refused, since too much else of his is held up.
+        broker.handle(Event::Shrunk(ID, false), at(1));
+        for (look, pages) in [(2, 20), (3, 50)] {
+            let tried = broker.handle(seen_at(ID, pages, pages, look), at(1));
+            assert_eq!((tried.len(), is_shrunk(&tried[0])), (1, Some(2 * HUGE_PAGE_SIZE)));
+            broker.handle(Event::Shrunk(ID, false), at(1));
+            assert_eq!(bytes(&broker), pages);
+        }
+        // He does it himself.
+        assert!(broker.handle(seen_at(ID, 2, 2, 4), at(1)).is_empty());
+        assert_eq!((bytes(&broker), broker.state.taken[&ID].put_back), (2, PutBack::No));
     }
 }

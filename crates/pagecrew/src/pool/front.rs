@@ -11,7 +11,8 @@
 use super::protocol::{Answer, Code, REQUEST_MOST};
 use super::server::{Reply, Shared};
 use super::turns::Turns;
-use crate::sys::seqpacket::{Peer, Socket};
+use crate::sys::seqpacket::Peer;
+use crate::sys::stranger::{Listener, Stranger};
 use crate::sys::{Errno, clock};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -43,7 +44,7 @@ const WAKE: u64 = u64::MAX - 1;
 #[derive(Debug)]
 pub(super) struct Connection {
     pub number: u64,
-    socket: Socket,
+    socket: Stranger,
     pub peer: Peer,
     /// The user who pays for what the peer takes.
     pub account: u32,
@@ -82,7 +83,7 @@ impl Front {
     ///
     /// # Errors
     /// Where there are no descriptors or threads to be had.
-    pub fn start(shared: Arc<Shared>, listener: Socket) -> Result<Front, Errno> {
+    pub fn start(shared: Arc<Shared>, listener: Listener) -> Result<Front, Errno> {
         let poll = epoll::create(CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         listener.do_not_wait()?;
@@ -146,7 +147,7 @@ impl Drop for Front {
 
 impl Common {
     /// The life of the thread that waits.
-    fn wait(&self, listener: &Socket) {
+    fn wait(&self, listener: &Listener) {
         let mut events = Vec::with_capacity(AT_ONCE);
         let (mut next_number, mut next_sweep_ns, mut no_room_ns) = (0, 0, 0);
         loop {
@@ -193,7 +194,7 @@ impl Common {
     }
 
     /// Takes in some of those who want to connect. Returns whether there was room for them.
-    fn take_in(&self, listener: &Socket, next_number: &mut u64) -> bool {
+    fn take_in(&self, listener: &Listener, next_number: &mut u64) -> bool {
         for _ in 0..AT_ONCE {
             let socket = match listener.accept() {
                 Ok(socket) => socket,
@@ -216,7 +217,7 @@ impl Common {
             let connection = Arc::new(connection);
             lock(&self.connections).insert(number, connection.clone());
             let events = EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT;
-            if epoll::add(&self.poll, &connection.socket, EventData::new_u64(number), events).is_err() {
+            if epoll::add(&self.poll, &*connection.socket, EventData::new_u64(number), events).is_err() {
                 lock(&self.connections).remove(&number);
                 return false;
             }
@@ -281,7 +282,7 @@ impl Common {
     /// Reads a request and answers it, or will. Returns whether the connection goes on.
     fn answer(&self, connection: &Arc<Connection>, room: &mut [u8]) -> bool {
         connection.heard_ns.store(clock::now_ns(), Ordering::Relaxed);
-        match connection.socket.receive_bytes(room) {
+        match connection.socket.receive(room) {
             Err(Errno(libc::EAGAIN)) => self.hear(connection),
             Ok(packet) if packet.len > 0 => {
                 let bytes = (!packet.cut).then_some(&room[..packet.len]);
@@ -307,6 +308,6 @@ impl Common {
     /// Waits for the next request.
     fn hear(&self, connection: &Connection) -> bool {
         let events = EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT;
-        epoll::modify(&self.poll, &connection.socket, EventData::new_u64(connection.number), events).is_ok()
+        epoll::modify(&self.poll, &*connection.socket, EventData::new_u64(connection.number), events).is_ok()
     }
 }

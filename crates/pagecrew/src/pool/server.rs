@@ -18,6 +18,7 @@ use crate::stats;
 use crate::sys::mount::MemoryFs;
 use crate::sys::sched::{self, Class};
 use crate::sys::seqpacket::Socket;
+use crate::sys::stranger::Listener;
 use crate::sys::{Errno, HUGE_PAGE_SIZE, cgroup, clock, process, procfs, shared_file, topology};
 use crate::units::Bytes;
 use rustix::event::{EventfdFlags, eventfd};
@@ -616,7 +617,7 @@ fn adopt(state: &mut State<Arc<File>>, left: Left, store: &Store) {
     left.taken.into_iter().for_each(|found| state.adopt(found));
 }
 
-fn listen(options: &Options) -> Result<Socket, Error> {
+fn listen(options: &Options) -> Result<Listener, Error> {
     let (Some(directory), Some(name)) = (options.socket.parent(), options.socket.file_name()) else {
         return Err(Error::NotOwn(options.socket.clone()));
     };
@@ -642,6 +643,5 @@ fn listen(options: &Options) -> Result<Socket, Error> {
         std::fs::set_permissions(path, Permissions::from_mode(options.socket_mode))
     };
     permit().map_err(Error::system("setting the permissions of", path))?;
-    socket.listen().map_err(Error::system("listening at", path))?;
-    Ok(socket)
+    Listener::new(socket).map_err(Error::system("listening at", path))
 }

@@ -371,7 +371,8 @@ impl<F: Clone> State<F> {
             backed: 0,
             owner: user,
             put_back: PutBack::No,
-            promised: 0,
+            // How much of it is touched is seen before anybody else is promised anything.
+            promised: if going { 0 } else { size },
         };
         // Twice the same number: root has made one of them.
         self.forget(id);

@@ -35,6 +35,7 @@ pub mod seqpacket;
 pub mod shared_file;
 pub mod smaps;
 pub mod stop;
+pub mod stranger;
 pub mod thread;
 pub mod topology;
 pub mod tracepoint;

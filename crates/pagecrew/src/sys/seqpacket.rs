@@ -37,6 +37,15 @@ pub struct Packet {
     pub descriptor: Option<OwnedFd>,
 }
 
+/// A packet that was looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peeked {
+    /// What of it there was room for; 0 where the other end has been closed.
+    pub len: usize,
+    /// Whether it brings descriptors.
+    pub brings: bool,
+}
+
 /// One end of a connection, or what others connect to.
 #[derive(Debug)]
 pub struct Socket(OwnedFd);
@@ -77,6 +86,19 @@ impl Socket {
     /// `EINVAL` where the socket is connected itself.
     pub fn listen(&self) -> Result<(), Errno> {
         Ok(rustix::net::listen(&self.0, BACKLOG)?)
+    }
+
+    /// From now on, nobody can send descriptors to those who are accepted here: `sendmsg` fails with `EPERM` (`SO_PASSRIGHTS`, 6.16). To be called
+    /// before [`Socket::listen`]. Returns whether the kernel has that.
+    pub fn refuse_descriptors(&self) -> bool {
+        // The same on every architecture that this is built for; no library has it yet.
+        const SO_PASSRIGHTS: libc::c_int = 83;
+        let none: libc::c_int = 0;
+        let len = size_of_val(&none) as libc::socklen_t;
+        // SAFETY: the option's value is valid, and its length is what is said.
+        unsafe {
+            libc::setsockopt(self.0.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, (&raw const none).cast(), len) == 0
+        }
     }
 
     /// Connects to whoever listens at `path`.
@@ -167,8 +189,7 @@ impl Socket {
         Ok(Packet { len: received.bytes, cut: received.flags.contains(ReturnFlags::TRUNC), descriptor })
     }
 
-    /// The same without waiting, and without room for descriptors: those that came along are closed by the kernel and are never this
-    /// process's.
+    /// The same without waiting, and without room for descriptors: the kernel closes those that came along.
     ///
     /// # Errors
     /// `EAGAIN` where there is no packet, `ECONNRESET` where the other end went with something unread.
@@ -178,6 +199,20 @@ impl Socket {
             rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(room)], &mut control, RecvFlags::DONTWAIT)
         })?;
         Ok(Packet { len: received.bytes, cut: received.flags.contains(ReturnFlags::TRUNC), descriptor: None })
+    }
+
+    /// What the next packet is, which stays where it is; nothing waits.
+    ///
+    /// # Errors
+    /// Those of [`Socket::receive_bytes`].
+    pub fn peek_bytes(&self, room: &mut [u8]) -> Result<Peeked, Errno> {
+        let mut control = RecvAncillaryBuffer::default();
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        let received = rustix::io::retry_on_intr(|| {
+            rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(room)], &mut control, flags)
+        })?;
+        // There was no room for whatever came along.
+        Ok(Peeked { len: received.bytes, brings: received.flags.contains(ReturnFlags::CTRUNC) })
     }
 
     /// From now on, nobody waits at this end for a packet or for a connection.

@@ -6,6 +6,7 @@
 use super::Errno;
 use super::sched::thread_id;
 use std::ffi::{CString, c_void};
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Stack of a background thread in bytes: they call nothing deep.
@@ -29,14 +30,31 @@ impl Thread {
     }
 }
 
+/// `CLOSE_RANGE_UNSHARE`.
+const UNSHARE: u32 = 1 << 1;
+
 /// Gives the calling thread an empty table of file descriptors of its own (`close_range` with `CLOSE_RANGE_UNSHARE`, 5.9).
 ///
 /// # Errors
 /// `ENOSYS` on older kernels, `ENOMEM`.
 pub fn leave_descriptors() -> Result<(), Errno> {
-    const UNSHARE: u32 = 1 << 1;
     // SAFETY: the new table is this thread's alone, so closing everything in it closes nothing of anybody else's.
     Errno::check(unsafe { libc::syscall(libc::SYS_close_range, 0, u32::MAX, UNSHARE) }).map(drop)
+}
+
+/// Gives the calling thread a table of file descriptors of its own that has `kept` alone.
+///
+/// # Errors
+/// As [`leave_descriptors`]: the table is still shared then.
+pub fn keep_descriptor(kept: RawFd) -> Result<(), Errno> {
+    let kept = kept as u32;
+    // SAFETY: the new table is this thread's alone, so closing everything in it closes nothing of anybody else's.
+    Errno::check(unsafe { libc::syscall(libc::SYS_close_range, kept + 1, u32::MAX, UNSHARE) })?;
+    if kept > 0 {
+        // SAFETY: as above.
+        let _ = unsafe { libc::syscall(libc::SYS_close_range, 0, kept - 1, 0) };
+    }
+    Ok(())
 }
 
 /// The thread that is starting a background thread; 0 for none.

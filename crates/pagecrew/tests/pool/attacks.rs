@@ -107,7 +107,7 @@ type Attack = fn(&Path, &Client);
 const ATTRIBUTES: &str = "attributes are written until there is no room for more";
 
 /// The trials: each uses up to its quota, tries to have more, and rests with whatever it has got hold of.
-const ATTACKS: [(&str, Attack); 24] = [
+const ATTACKS: [(&str, Attack); 25] = [
     ("a path descriptor is kept, and opened again when the file was released", path_descriptor),
     ("the mode is changed back all the time while the file is taken away", mode_changed_back),
     ("memory is reserved beyond the end", reserved_beyond_the_end),
@@ -131,6 +131,7 @@ const ATTACKS: [(&str, Attack); 24] = [
     ("connections are made until there are no more, and nothing is read", connections),
     ("requests are sent whose answers are never read", unread_answers),
     ("descriptors are sent along with requests", descriptors_sent),
+    ("descriptors are sent that take for ever to close", slow_descriptors_sent),
     ("paths are released that are no file of one's own", odd_paths),
 ];
 
@@ -641,21 +642,59 @@ fn unread_answers(directory: &Path, _: &Client) {
 }
 
 fn descriptors_sent(directory: &Path, client: &Client) {
-    let socket = Socket::connect(&directory.join("socket")).unwrap();
+    let connect = || Socket::connect(&directory.join("socket")).unwrap();
+    // Whoever sends one is told that nobody takes it (6.16), or is not heard any more.
+    let refused =
+        |socket: &Socket, request: &str, file: &dyn AsFd| match socket.send(request.as_bytes(), Some(file.as_fd())) {
+            Err(error) => error == Errno(libc::EPERM),
+            Ok(()) => socket.receive(&mut [0; 65536]).map_or(true, |answer| answer.len == 0),
+        };
     let (mut reader, writer) = std::io::pipe().unwrap();
-    socket.send(b"status", Some(writer.as_fd())).unwrap();
-    socket.receive(&mut [0; 65536]).unwrap();
+    assert!(refused(&connect(), "status", &writer));
     drop(writer);
     // The server has closed it, or never had it: the pipe's end is seen.
     assert_eq!(reader.read(&mut [0]).unwrap(), 0);
     let taken = take(client, 16 * MIB);
-    socket.send(format!("release path={}", taken.path.display()).as_bytes(), Some(taken.file.as_fd())).unwrap();
-    socket.receive(&mut [0; 65536]).unwrap();
+    assert!(refused(&connect(), &format!("release path={}", taken.path.display()), &taken.file));
+    client.release(&taken.path).unwrap();
     drop(taken);
     let deadline = Instant::now() + 3 * late();
     while figure(&status(client), "taken_bytes") > 0 {
         assert!(Instant::now() < deadline, "the server has a descriptor that was sent to it");
         std::thread::sleep(Duration::from_millis(10));
+    }
+    rest();
+}
+
+/// A socket of which the last one who closes it waits for as long as nobody reads at the other end.
+fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut sender = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let unread = listener.accept().unwrap().0;
+    sender.set_nonblocking(true).unwrap();
+    while sender.write(&[0; 1 << 16]).is_ok() {}
+    let linger = libc::linger { l_onoff: 1, l_linger: 1000 };
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_LINGER);
+    // SAFETY: the option's value is valid and of the length that is said.
+    let result = unsafe {
+        libc::setsockopt(sender.as_raw_fd(), level, option, (&raw const linger).cast(), size_of_val(&linger) as u32)
+    };
+    assert_eq!(result, 0);
+    (sender, unread)
+}
+
+fn slow_descriptors_sent(directory: &Path, _: &Client) {
+    let mut unread = Vec::new();
+    // More than there are workers, and more than there may be connections: some with a request, and some that go at once.
+    let mut sockets = Vec::new();
+    for number in 0..100 {
+        let Ok(socket) = Socket::connect(&directory.join("socket")) else { break };
+        let (slow, reader) = lingering();
+        let _ = socket.send(b"status", Some(slow.as_fd()));
+        unread.push(reader);
+        if number % 2 == 0 {
+            sockets.push(socket);
+        }
     }
     rest();
 }

@@ -1,0 +1,258 @@
+//! Connections of those who are not to be trusted.
+//!
+//! A packet on a Unix socket may bring descriptors. Whoever takes it out of the socket, or closes the socket while it is in there, has to close
+//! them; and where nobody else has them any more, closing one may take as long as who sent it likes: until a network has taken what a
+//! socket lingers for (`SO_LINGER`), or until a file system in user space has answered. Room for none of them in a receive is no help: then the
+//! kernel closes them, in the thread that receives.
+//!
+//! So nothing of the sort may get in ([`Socket::refuse_descriptors`], Linux 6.16). On older kernels a packet is looked at before it is taken out.
+//! A connection with descriptors in it is over, and is closed by a thread that nobody waits for and that has nothing else open.
+
+use super::seqpacket::{Packet, Socket};
+use super::{Errno, thread};
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+
+/// So many threads of the process may be at closing something. What comes beyond that stays open as long as the process lives.
+const THREADS: usize = 512;
+/// What such a thread needs of a stack.
+const STACK: usize = 64 << 10;
+
+/// A socket to which strangers connect. Dropping it takes no longer than a few system calls for each of those who wait to be accepted.
+#[derive(Debug)]
+pub struct Listener {
+    socket: Socket,
+    /// See [`Socket::refuse_descriptors`].
+    refuses: bool,
+}
+
+impl Listener {
+    /// Lets others connect to `socket`.
+    ///
+    /// # Errors
+    /// Those of [`Socket::listen`].
+    pub fn new(socket: Socket) -> Result<Listener, Errno> {
+        let refuses = socket.refuse_descriptors();
+        socket.listen()?;
+        Ok(Listener { socket, refuses })
+    }
+
+    /// Takes in who has connected.
+    ///
+    /// # Errors
+    /// Those of [`Socket::accept`].
+    pub fn accept(&self) -> Result<Stranger, Errno> {
+        Ok(Stranger { socket: Some(self.socket.accept()?), refuses: self.refuses })
+    }
+
+    /// See [`Socket::do_not_wait`].
+    ///
+    /// # Errors
+    /// Those of `fcntl`.
+    pub fn do_not_wait(&self) -> Result<(), Errno> {
+        self.socket.do_not_wait()
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Nobody comes any more; the kernel would close what those have sent who are there.
+        self.socket.end();
+        if !self.refuses && self.do_not_wait().is_ok() {
+            while let Ok(stranger) = self.accept() {
+                drop(stranger);
+            }
+        }
+    }
+}
+
+/// An accepted connection of somebody who may send whatever he likes. Dropping it takes no longer than a few system calls.
+#[derive(Debug)]
+pub struct Stranger {
+    /// Until it is dropped.
+    socket: Option<Socket>,
+    /// No descriptors can be in it.
+    refuses: bool,
+}
+
+impl Stranger {
+    /// Puts the next packet into `room`, without waiting. What brings descriptors stays where it is.
+    ///
+    /// # Errors
+    /// `EAGAIN` where there is no packet, `ECONNRESET` where the other end went with something unread, `EPROTO` where the next packet brings
+    /// descriptors.
+    pub fn receive(&self, room: &mut [u8]) -> Result<Packet, Errno> {
+        if !self.refuses && self.peek_bytes(room)?.brings {
+            return Err(Errno(libc::EPROTO));
+        }
+        self.receive_bytes(room)
+    }
+
+    /// Takes out what can be taken out without harm. Returns whether that is all.
+    fn clear(&self) -> bool {
+        // Nobody adds anything behind this.
+        self.end();
+        loop {
+            match self.peek_bytes(&mut [0]) {
+                Ok(peeked) if peeked.brings => return false,
+                // There are no empty packets.
+                Ok(peeked) if peeked.len > 0 && self.receive_bytes(&mut [0]).is_ok() => {}
+                _ => return true,
+            }
+        }
+    }
+}
+
+impl Deref for Stranger {
+    type Target = Socket;
+
+    fn deref(&self) -> &Socket {
+        self.socket.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let is_harmless = self.refuses || self.clear();
+        if let Some(socket) = self.socket.take().filter(|_| !is_harmless) {
+            close_elsewhere(socket.into());
+        }
+    }
+}
+
+/// Threads that close something.
+static CLOSING: AtomicUsize = AtomicUsize::new(0);
+
+/// Closes `descriptor`, however long that takes, while others go on.
+fn close_elsewhere(descriptor: OwnedFd) {
+    let (has_parted, parted) = channel();
+    let (closed_here, may_close) = channel::<()>();
+    let number = descriptor.as_fd().as_raw_fd();
+    let close = move || {
+        // A table of its own, with this alone in it: if the process is killed meanwhile, everything else is closed at once.
+        let parted = thread::keep_descriptor(number);
+        let is_parted = parted.is_ok();
+        let _ = has_parted.send(parted);
+        // The last one to close it is the one that waits.
+        let _ = may_close.recv();
+        if is_parted {
+            // Closes what is left in the table.
+            let _ = thread::leave_descriptors();
+        }
+        CLOSING.fetch_sub(1, Ordering::Relaxed);
+    };
+    let builder = std::thread::Builder::new().name("closes".into()).stack_size(STACK);
+    let started = CLOSING.fetch_add(1, Ordering::Relaxed) < THREADS && builder.spawn(close).is_ok();
+    if !started {
+        CLOSING.fetch_sub(1, Ordering::Relaxed);
+    }
+    if started && matches!(parted.recv(), Ok(Ok(()))) {
+        drop(descriptor);
+    } else {
+        std::mem::forget(descriptor);
+    }
+    drop(closed_here);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::{Duration, Instant};
+
+    /// A socket that, when it is closed by the last one who has it, is waited for as long as nobody reads.
+    fn lingering() -> (OwnedFd, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (unread, _) = listener.accept().unwrap();
+        sender.set_nonblocking(true).unwrap();
+        while sender.write(&[0; 1 << 16]).is_ok() {}
+        let linger = libc::linger { l_onoff: 1, l_linger: 1000 };
+        // SAFETY: the option's value is valid and of the length that is said.
+        let result = unsafe {
+            let value = (&raw const linger).cast();
+            libc::setsockopt(sender.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, size_of_val(&linger) as u32)
+        };
+        assert_eq!(result, 0);
+        (sender.into(), unread)
+    }
+
+    /// Listens as on a kernel that refuses nothing, with somebody who has connected.
+    fn listener(name: &str) -> (Listener, Socket) {
+        let path = std::env::temp_dir().join(format!("pagecrew-stranger-{name}-{}", std::process::id()));
+        let socket = Socket::bind(&path).unwrap();
+        socket.listen().unwrap();
+        let client = Socket::connect(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        (Listener { socket, refuses: false }, client)
+    }
+
+    fn eventually(what: &str, found: impl Fn() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !found() {
+            assert!(Instant::now() < deadline, "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Sends what is slow to close, has `close` done to those who are sent it, and lets it be closed at last.
+    fn is_not_waited_for(name: &str, close: impl FnOnce(Listener)) {
+        let (listener, client) = listener(name);
+        let (slow, mut unread) = lingering();
+        client.send(b"harmless", None).unwrap();
+        client.send(b"x", Some(slow.as_fd())).unwrap();
+        drop(slow);
+        let begin = Instant::now();
+        close(listener);
+        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+        assert_eq!(client.send(b"x", None), Err(Errno(libc::EPIPE)));
+        while unread.read(&mut [0; 1 << 16]).unwrap() > 0 {}
+    }
+
+    #[test]
+    fn what_is_slow_to_close_is_closed_by_nobody_who_is_waited_for() {
+        is_not_waited_for("slow", |listener| {
+            let stranger = listener.accept().unwrap();
+            let mut room = [0; 16];
+            assert_eq!(stranger.receive(&mut room).unwrap().len, 8);
+            assert_eq!(stranger.receive(&mut room).err(), Some(Errno(libc::EPROTO)));
+        });
+        // Of those who were never accepted, neither.
+        is_not_waited_for("waiting", drop);
+        // Once it was read, whoever was at it has done that.
+        eventually("the threads end", || CLOSING.load(Ordering::Relaxed) == 0);
+    }
+
+    #[test]
+    fn what_was_never_read_is_no_harm() {
+        let (listener, client) = listener("unread");
+        for _ in 0..50 {
+            client.send(b"harmless", None).unwrap();
+        }
+        assert!(listener.accept().unwrap().clear());
+        assert_eq!(client.send(b"x", None), Err(Errno(libc::EPIPE)));
+    }
+
+    #[test]
+    fn where_the_kernel_refuses_descriptors_whoever_sends_them_is_told() {
+        let path = std::env::temp_dir().join(format!("pagecrew-stranger-refuses-{}", std::process::id()));
+        let listener = Listener::new(Socket::bind(&path).unwrap()).unwrap();
+        let client = Socket::connect(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        let (other, _) = Socket::pair().unwrap();
+        let sent = client.send(b"x", Some(other.as_fd()));
+        assert_eq!(sent, if listener.refuses { Err(Errno(libc::EPERM)) } else { Ok(()) });
+        // The other way is open.
+        listener.accept().unwrap().send(b"y", Some(other.as_fd())).unwrap();
+        assert!(client.receive(&mut [0]).unwrap().descriptor.is_some());
+    }
+}
