@@ -282,34 +282,55 @@ pub fn directory_of(user: u32) -> PathBuf {
 }
 
 /// Makes `directory` with mode 0700, or checks that it is a directory of this user's that nobody else may write to.
+///
+/// Everybody may make things in `/dev/shm`. What somebody else has put where root's directory belongs is moved aside.
 pub fn own_directory(directory: &Path) -> Result<(), Errno> {
-    use std::os::unix::ffi::OsStrExt;
-    let name = std::ffi::CString::new(directory.as_os_str().as_bytes()).map_err(|_| Errno(libc::EINVAL))?;
-    // SAFETY: the name is a C string and `about` a valid place for the answer.
-    unsafe {
-        if libc::mkdir(name.as_ptr(), 0o700) == 0 {
+    make_own_directory(directory, directory == directory_of(0))
+}
+
+fn make_own_directory(directory: &Path, of_root: bool) -> Result<(), Errno> {
+    let name = c_string(directory)?;
+    // SAFETY: geteuid takes nothing and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    let mut aside = of_root && user == 0;
+    loop {
+        // SAFETY: the name is a C string.
+        if unsafe { libc::mkdir(name.as_ptr(), 0o700) } == 0 {
             return Ok(());
         }
         let error = Errno::last();
         if error != Errno(libc::EEXIST) {
             return Err(error);
         }
-        let mut about: libc::stat = std::mem::zeroed();
-        if libc::lstat(name.as_ptr(), &mut about) != 0 {
+        // SAFETY: all zeroes are a valid value, and only plain numbers.
+        let mut about: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: the name is a C string, and `about` a valid place for the answer.
+        if unsafe { libc::lstat(name.as_ptr(), &mut about) } != 0 {
             return Err(Errno::last());
         }
-        let ours = about.st_uid == libc::geteuid()
-            && about.st_mode & libc::S_IFMT == libc::S_IFDIR
-            && about.st_mode & 0o022 == 0;
-        if ours { Ok(()) } else { Err(Errno(libc::EPERM)) }
+        if about.st_uid == user && about.st_mode & libc::S_IFMT == libc::S_IFDIR && about.st_mode & 0o022 == 0 {
+            return Ok(());
+        }
+        if about.st_uid == user || !std::mem::take(&mut aside) {
+            return Err(Errno(libc::EPERM));
+        }
+        let mut elsewhere = directory.as_os_str().to_owned();
+        elsewhere.push(format!("-of-{}-{}", about.st_uid, std::process::id()));
+        let elsewhere = c_string(Path::new(&elsewhere))?;
+        // SAFETY: both names are C strings.
+        if unsafe { libc::rename(name.as_ptr(), elsewhere.as_ptr()) } != 0 {
+            return Err(Errno::last());
+        }
     }
 }
 
-fn file_in(directory: &Path, pid: u32) -> Result<std::ffi::CString, Errno> {
+fn c_string(path: &Path) -> Result<std::ffi::CString, Errno> {
     use std::os::unix::ffi::OsStrExt;
-    let mut name = directory.as_os_str().as_bytes().to_vec();
-    name.extend_from_slice(format!("/{pid}").as_bytes());
-    std::ffi::CString::new(name).map_err(|_| Errno(libc::EINVAL))
+    std::ffi::CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno(libc::EINVAL))
+}
+
+fn file_in(directory: &Path, pid: u32) -> Result<std::ffi::CString, Errno> {
+    c_string(&directory.join(pid.to_string()))
 }
 
 /// Why the counters of a process could not be read.
@@ -477,6 +498,29 @@ mod tests {
         std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o777)).unwrap();
         assert_eq!(StatsPage::new().unwrap().share(&directory), Err(Errno(libc::EPERM)));
         std::fs::remove_dir(&directory).unwrap();
+    }
+
+    #[test]
+    fn what_lies_where_roots_directory_belongs_is_moved_aside() {
+        // SAFETY: takes nothing and cannot fail.
+        if unsafe { libc::geteuid() } != 0 {
+            return;
+        }
+        let place = scratch("root");
+        std::fs::create_dir(&place).unwrap();
+        let directory = place.join("pagecrew-0");
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(directory.join("theirs"), b"").unwrap();
+        std::os::unix::fs::chown(&directory, Some(65534), None).unwrap();
+        assert_eq!(make_own_directory(&directory, false), Err(Errno(libc::EPERM)));
+        assert_eq!(make_own_directory(&directory, true), Ok(()));
+        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
+        let aside = place.join(format!("pagecrew-0-of-65534-{}", std::process::id()));
+        assert!(aside.join("theirs").exists());
+        // One's own with the wrong rights is a mistake, and nobody's trick.
+        std::fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        assert_eq!(make_own_directory(&directory, true), Err(Errno(libc::EPERM)));
+        std::fs::remove_dir_all(&place).unwrap();
     }
 
     #[test]
