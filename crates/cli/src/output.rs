@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::signals;
 use crate::supervised;
+use pagecrew::sys::clock::now_ns;
 use std::io::{ErrorKind, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -129,6 +130,34 @@ pub fn note(message: &str) {
     }
 }
 
+/// Notes of what may happen again and again: each is written once an hour at most.
+#[derive(Default)]
+pub struct Sparing {
+    said: Vec<(String, u64)>,
+}
+
+impl Sparing {
+    const AGAIN_NS: u64 = 3_600_000_000_000;
+    /// So many different ones are known, which bounds what is kept of names that others choose.
+    const MOST: usize = 64;
+
+    /// Writes `message` as [`note`] does, unless that was done within the last hour.
+    pub fn note(&mut self, message: &str) {
+        if self.is_new(message, now_ns()) {
+            note(message);
+        }
+    }
+
+    fn is_new(&mut self, message: &str, now_ns: u64) -> bool {
+        self.said.retain(|(_, at_ns)| now_ns < at_ns + Self::AGAIN_NS);
+        let is_new = self.said.len() < Self::MOST && self.said.iter().all(|(said, _)| said != message);
+        if is_new {
+            self.said.push((message.to_owned(), now_ns));
+        }
+        is_new
+    }
+}
+
 /// Writes `text`, which has several lines, to standard error.
 pub fn block(text: &str) {
     write_note(text.as_bytes());
@@ -158,6 +187,20 @@ mod tests {
     #[test]
     fn control_characters_are_replaced() {
         assert_eq!(printable("a\u{1b}[2Jb\tc é"), "a?[2Jb?c é");
+    }
+
+    #[test]
+    fn what_happens_again_and_again_is_said_once_an_hour() {
+        let mut sparing = Sparing::default();
+        let hour = Sparing::AGAIN_NS;
+        assert!(sparing.is_new("a", 5) && sparing.is_new("b", 6));
+        assert!(!sparing.is_new("a", 7) && !sparing.is_new("b", hour) && !sparing.is_new("a", hour + 4));
+        assert!(sparing.is_new("a", hour + 5));
+        // Of more than can be known, what is new waits.
+        assert!(
+            (0..2 * Sparing::MOST).filter(|number| sparing.is_new(&number.to_string(), hour + 7)).count()
+                < Sparing::MOST
+        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::Job;
 use super::worker::Worker;
 use crate::failure::Failure;
-use crate::output::note;
+use crate::output::{Sparing, note};
 use pagecrew::group::relief::{Rushed, Todo};
 use pagecrew::group::{Group, HoldError, Holder, Holds, Relief, Standing};
 use pagecrew::sys::Errno;
@@ -29,14 +29,16 @@ struct Ward {
     name: String,
     holder: Option<Holder>,
     relief: Relief,
-    /// Whether holding changes the group; somebody may take that over.
+    /// Whether holding changes the group, until somebody takes that over.
     may_change: bool,
+    /// Somebody has.
+    taken_over: bool,
     /// When it is looked for again, while it is not held.
     retry_ns: u64,
     /// Of the rush that goes on.
     ticket: Option<u64>,
-    /// Why it is not held, as it was said last.
-    said: Option<String>,
+    /// Why it is not held.
+    said: Sparing,
 }
 
 impl Wards {
@@ -58,7 +60,7 @@ impl Wards {
         })
     }
 
-    /// From now on, this is the job: groups that it does not have any more are let go.
+    /// From now on, this is the job: groups that it does not have any more are let go, and those that somebody else has changed may be held again.
     pub fn change(&mut self, job: &Job) {
         let wanted = job.hold && !job.options.dry_run;
         let names = if wanted { job.selection.groups() } else { &[] };
@@ -67,6 +69,9 @@ impl Wards {
             if !self.wards.iter().any(|ward| ward.name == *name) {
                 self.wards.push(Ward::new(name));
             }
+        }
+        for ward in self.wards.iter_mut().filter(|ward| ward.taken_over) {
+            ward.holder = None;
         }
         // Together they may not have more of the budget than one by itself.
         let share = job.options.cpu.unwrap_or(1.0) / self.wards.len().max(1) as f64;
@@ -85,7 +90,8 @@ impl Wards {
 
     /// What came of it so far.
     pub fn holds(&self) -> Holds {
-        let holding = self.wards.iter().filter(|ward| ward.holder.as_ref().is_some_and(Holder::holding));
+        let holds = |ward: &&Ward| !ward.taken_over && ward.holder.as_ref().is_some_and(Holder::holding);
+        let holding = self.wards.iter().filter(holds);
         Holds { holding: holding.count() as u64, held: self.held, let_go: self.let_go }
     }
 
@@ -155,27 +161,32 @@ impl Ward {
             holder: None,
             relief: Relief::new(1.0),
             may_change: false,
+            taken_over: false,
             retry_ns: 0,
             ticket: None,
-            said: None,
+            said: Sparing::default(),
         }
     }
 
     /// Holds the group if it is not held: it may have come, be another one of the same name, or have lost its guard.
     fn renew(&mut self) -> Result<(), HoldError> {
-        if self.holder.as_mut().is_some_and(|holder| !holder.gone() && holder.guarded()) {
+        let same = self.holder.as_ref().is_some_and(|holder| !holder.gone());
+        if same && self.holder.as_ref().is_some_and(Holder::guarded) {
             return Ok(());
         }
         self.holder = None;
+        if !same {
+            // Whatever is found under that name has nothing to do with the one before.
+            self.ticket = None;
+            self.relief.anew(now_ns());
+        }
         let Ok(group) = Group::find(&self.name) else {
-            self.say(format!("{}: no such control group; it is looked for again", self.name));
+            self.said.note(&format!("{}: no such control group; it is looked for again", self.name));
             return Ok(());
         };
         if group.processes().is_ok_and(|pids| pids.contains(&(std::process::id() as i32))) {
-            self.say(format!(
-                "{}: this command is in the group itself, so it can't hold it at its limit",
-                group.path().display()
-            ));
+            let path = group.path().display();
+            self.said.note(&format!("{path}: this command is in the group itself, so it can't hold it at its limit"));
             return Ok(());
         }
         match Holder::new(&group) {
@@ -183,7 +194,7 @@ impl Ward {
                 if holder.found_one_left() {
                     note(&format!("{}: was held by a process that was killed; that is undone", group.path().display()));
                 }
-                (self.may_change, self.said) = (holder.may_change(), None);
+                (self.may_change, self.taken_over) = (holder.may_change(), false);
                 self.holder = Some(holder);
                 Ok(())
             }
@@ -196,15 +207,7 @@ impl Ward {
     /// Says once why the group is not held.
     fn say_why(&mut self, result: Result<(), HoldError>) {
         if let Err(error) = result {
-            self.say(format!("{error}; it is tried again"));
-        }
-    }
-
-    /// Says something once.
-    fn say(&mut self, text: String) {
-        if self.said.as_ref() != Some(&text) {
-            note(&text);
-            self.said = Some(text);
+            self.said.note(&format!("{error}; it is tried again"));
         }
     }
 
@@ -241,7 +244,7 @@ impl Ward {
             note(&format!("{}: at its memory limit, and there is nothing to give back: left to the kernel", self.name));
         }
         if self.may_change && !holder.may_change() {
-            self.may_change = false;
+            (self.may_change, self.taken_over) = (false, true);
             note(&format!(
                 "{}: somebody else has changed its memory.high: it stays like that, and the group is not held any more",
                 self.name

@@ -22,7 +22,9 @@ pub fn run(job: Job) -> Result<ExitCode, Failure> {
     signals.block();
     let mut session = Session::new(job);
     session.job().selection.check_groups()?;
-    session.refresh()?;
+    if let Some(failure) = session.refresh().1 {
+        return Err(failure);
+    }
     session.check()?;
     let mut progress = Progress::new();
     let mut interrupted = false;

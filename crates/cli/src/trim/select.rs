@@ -86,19 +86,26 @@ impl Selection {
         self.groups.is_empty() && self.users.is_empty() && self.names.is_empty() && !self.all
     }
 
-    /// The processes that run now, this one excepted, by number. A group that is not there has none.
-    pub fn processes(&self) -> Result<Vec<Found>, Failure> {
+    /// The processes that run now, this one excepted, by number, as far as they could be found; and the first thing that was in the way of
+    /// that. A group that is not there has none.
+    pub fn processes(&self) -> (Vec<Found>, Option<Failure>) {
         let mut members = BTreeSet::new();
+        let mut trouble = None;
         for name in &self.groups {
-            members.extend(numbers_in(name)?);
+            match numbers_in(name) {
+                Ok(numbers) => members.extend(numbers),
+                Err(failure) => trouble = trouble.or(Some(failure)),
+            }
         }
         let mut pids: BTreeSet<i32> = self.pids.iter().chain(&members).copied().collect();
         if self.all || !self.users.is_empty() || !self.names.is_empty() {
-            let entries = std::fs::read_dir("/proc").map_err(|error| Failure::Failed(format!("/proc: {error}")))?;
             let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse::<i32>().ok();
-            pids.extend(entries.flatten().filter_map(number));
+            match std::fs::read_dir("/proc") {
+                Ok(entries) => pids.extend(entries.flatten().filter_map(number)),
+                Err(error) => trouble = trouble.or_else(|| Some(Failure::Failed(format!("/proc: {error}")))),
+            }
         }
-        Ok(pids.into_iter().filter_map(|pid| self.found(pid, members.contains(&pid))).collect())
+        (pids.into_iter().filter_map(|pid| self.found(pid, members.contains(&pid))).collect(), trouble)
     }
 
     /// The processes of the control group `name` that run now and are meant.
@@ -185,8 +192,7 @@ mod tests {
     fn a_child_is_found_by_number_and_left_out_by_name() {
         let mut child = std::process::Command::new("/bin/sleep").arg("100").spawn().unwrap();
         let pid = child.id() as i32;
-        let find =
-            |never: &[&str]| selection(Wanted { pids: vec![pid], ..Wanted::default() }, never).processes().unwrap();
+        let find = |never: &[&str]| selection(Wanted { pids: vec![pid], ..Wanted::default() }, never).processes().0;
         // It has its name once it runs the program.
         while About::of(pid).is_some_and(|about| about.name != "sleep") {
             std::thread::yield_now();
@@ -194,7 +200,7 @@ mod tests {
         let found = find(&[]);
         assert_eq!((found.len(), found[0].id.pid, found[0].name.as_str()), (1, pid, "sleep"));
         assert!(find(&["sleep"])[0].never && !found[0].never);
-        let others = selection(all(), &["sleep"]).processes().unwrap();
+        let others = selection(all(), &["sleep"]).processes().0;
         assert!(others.iter().all(|found| found.id.pid != pid));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -204,9 +210,9 @@ mod tests {
     #[test]
     fn this_process_is_never_among_all() {
         let this = std::process::id() as i32;
-        let every = selection(all(), &[]).processes().unwrap();
+        let every = selection(all(), &[]).processes().0;
         assert!(every.iter().all(|found| found.id.pid != this));
-        let nobody = |wanted| selection(wanted, &[]).processes().unwrap().is_empty();
+        let nobody = |wanted| selection(wanted, &[]).processes().0.is_empty();
         assert!(nobody(Wanted { users: vec!["3999999999".into()], ..Wanted::default() }));
         assert!(nobody(Wanted { names: vec!["no such name".into()], ..Wanted::default() }));
         assert!(nobody(Wanted { groups: vec!["no/such/group".into()], ..Wanted::default() }));
@@ -215,11 +221,11 @@ mod tests {
     #[test]
     fn processes_are_found_by_what_they_are_called() {
         // One with memory of its own: this test's own name is left out, so another of the machine's, if there is one.
-        let every = selection(all(), &[]).processes().unwrap();
+        let every = selection(all(), &[]).processes().0;
         assert!(every.iter().all(|found| found.anonymous >= ANONYMOUS_LEAST_KIB << 10));
         for found in every.iter().take(3) {
             let wanted = Wanted { names: vec![found.name.clone()], ..Wanted::default() };
-            let by_name = selection(wanted, &[]).processes().unwrap();
+            let by_name = selection(wanted, &[]).processes().0;
             assert!(by_name.iter().all(|other| other.name == found.name));
         }
         assert!(

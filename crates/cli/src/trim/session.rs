@@ -3,9 +3,10 @@
 use super::Job;
 use super::select::Found;
 use crate::failure::Failure;
-use pagecrew::sys::clock;
+use pagecrew::sys::{Errno, clock};
 use pagecrew::trim::protect::{self, Protected};
 use pagecrew::trim::{Fleet, Id, Kernel, Options, Other, Overview, Tally, Target, TargetError};
+use rustix::process::{Resource, getrlimit};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -71,10 +72,11 @@ impl Session {
         &self.job
     }
 
-    /// Finds the processes that are meant: takes in the new ones and lets those go that have ended. Returns the CPU time that it took.
-    pub fn refresh(&mut self) -> Result<Duration, Failure> {
+    /// Finds the processes that are meant: takes in the new ones and lets those go that have ended. Returns the CPU time that it took, and
+    /// what was in the way of finding all of them.
+    pub fn refresh(&mut self) -> (Duration, Option<Failure>) {
         let before = clock::thread_cpu_ns();
-        let found = self.job.selection.processes()?;
+        let (found, trouble) = self.job.selection.processes();
         let ids: BTreeSet<Id> = found.iter().map(|found| found.id).collect();
         self.refused.retain(|id, _| ids.contains(id));
         let refused = &mut self.refused;
@@ -91,7 +93,7 @@ impl Session {
         self.names.retain(|id, _| ids.contains(id));
         let spent = clock::thread_cpu_ns() - before;
         self.fleet.charge(spent, &Kernel);
-        Ok(Duration::from_nanos(spent))
+        (Duration::from_nanos(spent), trouble)
     }
 
     /// Takes in those of the control group `name` that are new, and returns all that are in it now.
@@ -117,14 +119,25 @@ impl Session {
     }
 
     fn take_in(&mut self, found: Vec<Found>) {
+        let mut room = room(self.fleet.members().count() as u64);
         for found in found {
             if self.fleet.has(found.id) {
                 continue;
             }
-            match self.admit(&found) {
-                Ok(()) => drop(self.refused.remove(&found.id)),
+            let admitted = if room == 0 {
+                Err(Refused::Target(TargetError::Kernel(found.id.pid, Errno(libc::EMFILE))))
+            } else {
+                self.admit(&found)
+            };
+            match admitted {
+                Ok(()) => {
+                    room -= 1;
+                    self.refused.remove(&found.id);
+                }
                 Err(Refused::Target(TargetError::Ended(_))) => continue,
-                Err(reason) => drop(self.refused.insert(found.id, reason)),
+                Err(reason) => {
+                    self.refused.insert(found.id, reason);
+                }
             }
             self.names.insert(found.id, found.name);
         }
@@ -220,6 +233,15 @@ impl Session {
             budget_cpu_ns: self.fleet.charged_ns(),
         }
     }
+}
+
+/// How many processes may be taken in beside `members`, by this process's limit on open files: enough is left for everything else, since a
+/// search opens one more.
+fn room(members: u64) -> u64 {
+    const EACH: u64 = 2;
+    const OTHERS: u64 = 64;
+    let most = getrlimit(Resource::Nofile).current.map_or(u64::MAX, |most| most.saturating_sub(OTHERS) / EACH);
+    most.saturating_sub(members)
 }
 
 fn exclusions(protected: Protected) -> Vec<pagecrew::trim::Exclusion> {

@@ -6,7 +6,7 @@ use super::session::{Report, Session};
 use super::worker::{Said, Worker};
 use super::{Arguments, Job, show};
 use crate::failure::Failure;
-use crate::output::{note, print};
+use crate::output::{Sparing, note, print};
 use crate::service::{Event, Service};
 use pagecrew::sys::clock::now_ns;
 use pagecrew::units::Bytes;
@@ -16,6 +16,12 @@ use std::time::Duration;
 
 /// At the end, the last report is waited for no longer than this.
 const PATIENCE: Duration = Duration::from_millis(50);
+/// And at the beginning, so long for the first search of all processes, before the watch counts as ready.
+const BEGIN: Duration = Duration::from_secs(20);
+/// A thread that has said nothing for so long beyond the interval waits for something.
+const STUCK: Duration = Duration::from_secs(30);
+/// What has gone is said after an interval, then after twice as long, and so on up to once an hour.
+const NOTE_MOST: Duration = Duration::from_secs(3600);
 
 /// `pagecrew trim --watch`. Ends with status 0 when it is told to, and when the processes that it was told by number have ended.
 pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
@@ -27,11 +33,15 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
     // Before there is anything open that it should not have.
     let worker = Worker::start(Session::new(job.clone()), board.clone())?;
     let metrics = job.metrics.as_ref().map(|address| board.serve(address)).transpose()?;
+    // Groups don't wait for the first search, in which a process may be in the way for long.
     let mut wards = Wards::default();
-    let mut reporter = Reporter { json: job.json, gone_before: 0, last: None, trouble: None };
+    wards.begin(&job)?;
+    let mut reporter = Reporter::new(&job);
     let mut next_renewal = now_ns() + job.options.interval.as_nanos() as u64;
+    let mut ready_by = Some(now_ns() + BEGIN.as_nanos() as u64);
+    let mut heard_ns = now_ns();
     let result = 'watch: loop {
-        let until = wards.next_turn_ns().map_or(next_renewal, |look| look.min(next_renewal));
+        let until = wards.next_turn_ns().into_iter().chain(ready_by).fold(next_renewal, u64::min);
         let ready = match service.wait(Some(until), wards.descriptors().chain([worker.descriptor()])) {
             Event::Due(ready) => ready,
             Event::Stop => break Ok(()),
@@ -53,13 +63,22 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
                 Vec::new()
             }
         };
-        for said in worker.heard() {
+        let heard = worker.heard();
+        if !heard.is_empty() {
+            heard_ns = now_ns();
+        } else if now_ns() > heard_ns + (STUCK + 2 * job.options.interval).as_nanos() as u64 {
+            reporter.stuck();
+        }
+        if ready_by.is_some_and(|by| now_ns() >= by) {
+            ready_by = None;
+            service.ready();
+        }
+        for said in heard {
             match said {
                 Said::Begun => {
-                    if let Err(failure) = wards.begin(&job) {
-                        break 'watch Err(failure);
+                    if ready_by.take().is_some() {
+                        service.ready();
                     }
-                    service.ready();
                 }
                 Said::Rushing { ticket } => wards.rushing(ticket),
                 Said::Rushed { ticket, rushed } => wards.rushed(ticket, rushed, &worker),
@@ -90,33 +109,53 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
 /// Says how it stands: to programs each time, to people the table at a terminal and at the end, and otherwise what went.
 struct Reporter {
     json: bool,
-    gone_before: u64,
+    /// What had gone when that was said last, when it may be said again, and how long that is then.
+    said_gone: u64,
+    next_ns: u64,
+    pause: Duration,
     last: Option<Box<Report>>,
-    /// What did not work last.
-    trouble: Option<String>,
+    /// What does not work.
+    trouble: Sparing,
 }
 
 impl Reporter {
+    fn new(job: &Job) -> Reporter {
+        Reporter {
+            json: job.json,
+            said_gone: 0,
+            next_ns: 0,
+            pause: job.options.interval,
+            last: None,
+            trouble: Sparing::default(),
+        }
+    }
+
     fn interval(&mut self, report: Box<Report>) -> Result<(), Failure> {
         let gone = report.total.gone_bytes;
         if self.json {
             print(&format!("{}\n", show::json(&report)))?;
         } else if std::io::stdout().is_terminal() {
             print(&format!("\x1b[H\x1b[2J{}", show::text(&report)))?;
-        } else if gone > self.gone_before {
-            note(&format!("{} gone, {} in all", Bytes(gone - self.gone_before), Bytes(gone)));
+        } else if gone > self.said_gone && now_ns() >= self.next_ns {
+            note(&format!("{} gone, {} in all", Bytes(gone - self.said_gone), Bytes(gone)));
+            self.said_gone = gone;
+            self.next_ns = now_ns() + self.pause.as_nanos() as u64;
+            self.pause = (2 * self.pause).min(NOTE_MOST);
         }
-        self.gone_before = gone;
         self.last = Some(report);
         Ok(())
     }
 
-    /// Something does not work. Said once, until it is something else.
+    /// Something does not work.
     fn trouble(&mut self, what: String) {
-        if self.trouble.as_ref() != Some(&what) {
-            note(&format!("{what}; it is tried again"));
-            self.trouble = Some(what);
-        }
+        self.trouble.note(&format!("{what}; it is tried again"));
+    }
+
+    /// The thread that searches is not heard of.
+    fn stuck(&mut self) {
+        self.trouble.note(
+            "no process is searched: the search waits for one whose memory is locked (it may wait for a disk or a server itself)",
+        );
     }
 
     /// The last word: `report`, or where the thread that searches does not answer, what it said last.

@@ -209,16 +209,20 @@ impl Thread {
 
     /// Finds the processes that are meant. Returns when that is to be done again.
     fn refresh(&mut self) -> u64 {
-        let cost = self.session.refresh().unwrap_or_else(|failure| {
+        let (cost, trouble) = self.session.refresh();
+        if let Some(failure) = trouble {
             self.say(Said::Trouble(failure.to_string()));
-            Duration::ZERO
-        });
+        }
         let share = self.session.job().options.cpu.unwrap_or(1.0);
         now_ns() + self.interval().max(cost.div_f64(REFRESH * share)).as_nanos() as u64
     }
 
     fn watch(&mut self) -> Result<(), Failure> {
-        self.session.refresh()?;
+        match self.session.refresh().1 {
+            Some(failure) if self.session.fleet.members().next().is_none() => return Err(failure),
+            Some(failure) => self.say(Said::Trouble(failure.to_string())),
+            None => {}
+        }
         self.session.check()?;
         self.say(Said::Begun);
         let mut rush: Option<Rush> = None;

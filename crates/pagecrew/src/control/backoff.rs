@@ -41,6 +41,12 @@ impl Backoff {
         begins
     }
 
+    /// It is about something else now, of which nothing is known: from `now_ns` on, the first pause is the longest that is waited for.
+    pub fn shorten(&mut self, now_ns: u64) {
+        self.pause = self.pause.min(self.first);
+        self.until_ns = self.until_ns.min(now_ns + self.first.as_nanos() as u64);
+    }
+
     /// It was worth it: the episode and its pause are over.
     pub fn worth_it(&mut self) {
         self.pause = Duration::ZERO;
@@ -85,6 +91,10 @@ mod tests {
         let end = end + 59 * SECOND + 81_920_000_000;
         assert!(!backoff.clone().in_vain(Duration::ZERO, end + 81 * SECOND));
         assert!(backoff.in_vain(Duration::ZERO, end + 82 * SECOND));
+        let mut other = backoff.clone();
+        other.shorten(0);
+        assert!(other.ready(10_000_000) && !other.ready(9_999_999));
+        assert!(!other.in_vain(Duration::ZERO, 10_000_000) && other.ready(30_000_000));
         backoff.worth_it();
         assert!(backoff.ready(0) && backoff.in_vain(Duration::ZERO, end + 83 * SECOND));
     }

@@ -339,7 +339,8 @@ impl Hold {
     }
 
     /// Holds the group. In version 2, `memory.high` is set to `high`, in whole pages; the kernel reclaims at once what is above it.
-    /// Does nothing if [`may_change`](Hold::may_change) is false, or becomes so because `memory.high` is not as this left it.
+    /// Does nothing if [`may_change`](Hold::may_change) is false, or becomes so because `memory.high` is neither as this left it nor as it was
+    /// before.
     ///
     /// # Errors
     /// `ENODEV` if the group has gone.
@@ -375,9 +376,15 @@ impl Hold {
     }
 
     /// Writes `memory.high`, unless somebody else has: from then on it is theirs, and the guard, which would see the same, ends.
+    ///
+    /// Somebody who has written what was there before has not chosen anything: systemd writes all the settings of all its groups again
+    /// whenever it is reloaded, and whenever one of them changes.
     fn set_high(&mut self, high: Option<u64>) -> Result<(), Errno> {
         let found = number(&read_again(&self.control)?)?;
         let Some(Change::High { before, now, ours }) = &mut self.change else { return Ok(()) };
+        if found == *before {
+            *now = found;
+        }
         if found != *now {
             self.change = None;
             self.guard = None;

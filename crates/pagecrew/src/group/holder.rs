@@ -82,7 +82,7 @@ impl Holder {
         let high = self.hold.high().unwrap_or(u64::MAX);
         if high <= high_below(max) {
             self.hold.take(high_below(max))
-        } else if standing != Standing::Held {
+        } else if standing != Standing::Held || high >= max {
             self.step_down(high, max)
         } else {
             // There is nothing to reclaim, and tasks would only be slowed down more.
@@ -317,6 +317,22 @@ mod tests {
         holder.let_go().unwrap();
         drop(holder);
         assert_eq!(files.high(), Some(40));
+    }
+
+    #[test]
+    fn what_was_there_before_is_nobodys_choice() {
+        let files = MadeUp::new(64 * MIB);
+        let mut holder = files.holder();
+        // As systemd does when it is reloaded, whatever the group is at.
+        for (anonymous, standing) in [(10, Standing::Quiet), (58, Standing::Held)] {
+            files.memory(anonymous, 0);
+            files.write("memory.high", "max\n");
+            assert_eq!((holder.look(), holder.may_change()), (standing, true));
+            assert!(files.high().is_some_and(|high| high < 64), "{:?}", files.high());
+        }
+        files.write("memory.high", "max\n");
+        holder.let_go().unwrap();
+        assert_eq!((files.high(), holder.may_change()), (None, true));
     }
 
     #[test]

@@ -23,6 +23,9 @@ const REST_MOST: Duration = Duration::from_secs(2);
 /// share of the budget pays for the attempts.
 const WORTHWHILE: u64 = 4;
 const ATTEMPTS: f64 = 0.5;
+/// The same of a held group, whose tasks go on meanwhile with what was found: a little each time is not worth searching all the time.
+const LITTLE_FIRST: Duration = Duration::from_millis(20);
+const LITTLE_MOST: Duration = Duration::from_secs(1);
 const NEAR_FIRST: Duration = Duration::from_millis(10);
 const NEAR_MOST: Duration = Duration::from_secs(1);
 /// How often a held group is searched in vain before it is let go, and how long between: something may be at its pages for a moment.
@@ -46,6 +49,12 @@ pub struct Rushed {
     pub cpu_ns: u64,
     /// See `cpu_ns`.
     pub split_ns: u64,
+}
+
+impl Rushed {
+    fn worthwhile(self) -> bool {
+        WORTHWHILE * self.split_ns >= self.cpu_ns
+    }
 }
 
 /// What is to be done now, all of it.
@@ -105,6 +114,7 @@ pub struct Relief {
     state: State,
     near: Backoff,
     held: Backoff,
+    little: Backoff,
     /// Until this time the group has been near its limit lately.
     alert_ns: u64,
     /// When the last look was, when all looks will be paid for by what they have cost, and before when there is none: a little earlier.
@@ -125,6 +135,7 @@ impl Relief {
             state: State::Calm,
             near: Backoff::new(NEAR_FIRST, NEAR_MOST),
             held: Backoff::new(LET_GO_FIRST, LET_GO_MOST),
+            little: Backoff::new(LITTLE_FIRST, LITTLE_MOST),
             alert_ns: 0,
             looked_ns: 0,
             paid_ns: 0,
@@ -135,6 +146,16 @@ impl Relief {
     /// From now on, the budget is `share` of one CPU.
     pub fn set_share(&mut self, share: f64) {
         self.share = share;
+    }
+
+    /// It is another group now, with the name of the one before: a rush for that one is no longer of interest, and where nothing could be
+    /// done there, this one is left to the kernel for the first pause at most.
+    pub fn anew(&mut self, now_ns: u64) {
+        self.state = State::Calm;
+        self.near.worth_it();
+        self.little.worth_it();
+        self.held.shorten(now_ns);
+        (self.alert_ns, self.looked_ns, self.paid_ns, self.rest_ns) = (0, 0, 0, 0);
     }
 
     /// When the group is to be looked at, whatever happens.
@@ -226,7 +247,7 @@ impl Relief {
         let mut todo = Todo::default();
         match std::mem::replace(&mut self.state, State::Calm) {
             State::Calm | State::Between { .. } => {}
-            State::Near if WORTHWHILE * rushed.split_ns >= rushed.cpu_ns => {
+            State::Near if rushed.worthwhile() => {
                 self.near.worth_it();
                 self.paid_ns = 0;
                 self.look_again(now_ns);
@@ -240,6 +261,12 @@ impl Relief {
                 // Looks that have led to something are not what the budget is to bound.
                 self.paid_ns = 0;
                 self.look_again(now_ns);
+                if rushed.worthwhile() {
+                    self.little.worth_it();
+                } else {
+                    self.little.in_vain(Duration::ZERO, now_ns);
+                    self.state = State::Between { until_ns: self.little.until_ns(), tried: Tried::default() };
+                }
             }
             State::Held { .. } if standing != Standing::Held => self.look_again(now_ns),
             State::Held { tried, .. } => {
@@ -423,6 +450,38 @@ mod tests {
         // It is held again once there is room.
         run.pass(SECOND, 5_000, |_| Standing::Quiet);
         assert!(run.holding);
+    }
+
+    #[test]
+    fn another_group_of_the_same_name_waits_for_the_first_pause_at_most() {
+        let mut run = Run::new(2 * MS, Rushed { cpu_ns: 2 * MS, ..Rushed::default() });
+        run.pass(200 * SECOND, 5_000, |_| Standing::Held);
+        let before = run.rushes;
+        run.relief.anew(run.now_ns);
+        (run.holding, run.rush_ends_ns) = (true, None);
+        run.pass(
+            2 * SECOND + 200 * MS,
+            5_000,
+            |run| if run.rushes == before { Standing::Quiet } else { Standing::Held },
+        );
+        assert_eq!((run.rushes, run.holding), (before, true));
+        run.pass(200 * MS, 5_000, |_| Standing::Held);
+        assert_eq!(run.rushes, before + IN_VAIN);
+        // A rush that still goes on for the one before is nobody's any more.
+        let mut relief = Relief::new(0.01);
+        assert!(relief.looked(Standing::Held, true, 0, SECOND).rush);
+        relief.anew(SECOND);
+        assert_eq!(relief.rushed(Rushed::default(), Standing::Quiet, SECOND + MS), Todo::default());
+    }
+
+    #[test]
+    fn a_little_at_a_time_is_searched_for_once_a_second() {
+        // One page of a hundred, made huge again meanwhile.
+        let brings = Rushed { gone_bytes: 1 << 20, cpu_ns: 200 * MS, split_ns: MS };
+        let mut run = Run::new(200 * MS, brings);
+        run.pass(100 * SECOND, 5_000, |_| Standing::Held);
+        assert!((80..=100).contains(&run.rushes), "{} rushes", run.rushes);
+        assert_eq!((run.let_go.len(), run.given_up, run.holding), (0, 0, true));
     }
 
     #[test]

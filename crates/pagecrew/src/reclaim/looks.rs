@@ -25,8 +25,13 @@ pub struct Looks {
 impl Looks {
     /// As they are seen for the first time.
     pub fn new(at_ns: u64, counts: Counts, found: &[Found]) -> Looks {
-        let look = |&Found { memory, busy_ns }: &Found| {
-            Look { at_ns, free: memory.free, files: memory.files, reclaimed: 0, stalls: 0, busy_ns }
+        let look = |&Found { memory, busy_ns }: &Found| Look {
+            at_ns,
+            free: memory.free,
+            files: memory.files,
+            reclaimed: 0,
+            stalls: 0,
+            busy_ns,
         };
         Looks { counts, nodes: found.iter().map(look).collect() }
     }

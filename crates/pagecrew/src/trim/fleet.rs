@@ -330,20 +330,25 @@ impl<T: Target> Fleet<T> {
                     self.with_due.remove(&id)
                 };
             }
-            Err(error) => self.leave(id, error),
+            Err(error) => self.leave(id, error, clock.now_ns()),
         }
     }
 
-    /// Nothing is done with a process any more.
-    fn leave(&mut self, id: Id, error: Errno) {
+    /// Nothing is done with a process any more; for a while, if what went wrong says nothing of the process.
+    fn leave(&mut self, id: Id, error: Errno, now_ns: u64) {
         let Some(member) = self.members.get_mut(&id) else { return };
+        self.agenda.remove(&member.turn_of(id));
+        self.with_due.remove(&id);
         match error.0 {
             _ if !member.trimmer.target().alive() => member.ended = true,
             libc::ESRCH | libc::ENOENT => member.ended = true,
+            libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN | libc::EINTR => {
+                member.pause = plan::pause(false, member.pause, self.options.interval);
+                member.next_scan_ns = now_ns + member.pause.as_nanos() as u64;
+                self.agenda.insert(member.turn_of(id));
+            }
             _ => member.error = Some(error),
         }
-        self.agenda.remove(&member.turn_of(id));
-        self.with_due.remove(&id);
         if let Some(rush) = &mut self.rush {
             rush.unsearched.remove(&(Reverse(member.size), id));
         }
@@ -381,8 +386,8 @@ impl<T: Target> Fleet<T> {
         }
         match step {
             Ok(Step::Looked | Step::Nothing) => {}
-            Ok(Step::Ended) => self.leave(id, Errno(libc::ESRCH)),
-            Err(error) => self.leave(id, error),
+            Ok(Step::Ended) => self.leave(id, Errno(libc::ESRCH), clock.now_ns()),
+            Err(error) => self.leave(id, error, clock.now_ns()),
         }
     }
 }

@@ -350,6 +350,29 @@ fn a_process_may_end_run_another_program_or_take_its_rights_away_at_any_call() {
 }
 
 #[test]
+fn what_goes_wrong_for_reasons_of_the_machine_is_tried_again() {
+    for error in [libc::EMFILE, libc::ENFILE, libc::ENOMEM] {
+        let process = Process::new(pages(&[(3, 500)]), &Rc::default());
+        process.fails.set(Some((0, error)));
+        let clock = process.clock.clone();
+        let mut fleet = Fleet::new(Options { cpu: None, ..Options::default() }, &*clock);
+        fleet.admit(Id { pid: 1, start_ticks: 1 }, process, 0);
+        assert_eq!(fleet.turn(&*clock), Turn::Worked);
+        let Turn::Idle(wait) = fleet.turn(&*clock) else { panic!("it waits") };
+        let (_, member) = fleet.members().next().unwrap();
+        assert_eq!((member.error(), member.ended(), wait >= fleet_interval()), (None, false, true));
+        member.trimmer().target().fails.set(None);
+        clock.pass(wait);
+        while fleet.turn(&*clock) == Turn::Worked {}
+        assert!(fleet.total().gone_bytes > 0);
+    }
+}
+
+fn fleet_interval() -> Duration {
+    Options::default().interval
+}
+
+#[test]
 fn of_pages_that_are_used_little_is_read() {
     let layouts: [(&str, usize, bool); 6] = [
         ("dense", 0, false),
