@@ -691,6 +691,8 @@ fn slow_descriptors_sent(directory: &Path, _: &Client) {
         let Ok(socket) = Socket::connect(&directory.join("socket")) else { break };
         let (slow, reader) = lingering();
         let _ = socket.send(b"status", Some(slow.as_fd()));
+        // Should it be the last one who does that, nobody else waits for it here either.
+        std::thread::spawn(move || drop(slow));
         unread.push(reader);
         if number % 2 == 0 {
             sockets.push(socket);
