@@ -118,7 +118,9 @@ impl From<ReclaimError> for Failure {
     fn from(error: ReclaimError) -> Failure {
         match error {
             ReclaimError::Unsupported(_) => Failure::Impossible(error.to_string()),
-            ReclaimError::Factor(_) | ReclaimError::Counts(_) => Failure::Failed(error.to_string()),
+            ReclaimError::Factor(_) | ReclaimError::Counts(_) | ReclaimError::NodeGone(_) => {
+                Failure::Failed(error.to_string())
+            }
         }
     }
 }
@@ -156,6 +158,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let result: Result<(), Failure> = loop {
         match service.wait(reclaimer.next_look_ns(), reclaimer.descriptors()) {
             service::Event::Stop => break Ok(()),
+            service::Event::Due(_) => {}
             service::Event::Reload => service.reload(|| match read(arguments) {
                 Ok(read) => {
                     if read.metrics != job.metrics {
@@ -170,15 +173,16 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
                 }
                 Err(error) => note(&format!("the settings stay as they are: {error}")),
             }),
-            service::Event::Due(_) => match reclaimer.see_to() {
-                Ok(event) => {
-                    board.write(reclaimer.standing());
-                    if let Some(event) = event {
-                        reporter.say(event, &reclaimer)?;
-                    }
+        }
+        // Also after a reload: what was readable meanwhile is not readable once more.
+        match reclaimer.see_to() {
+            Ok(event) => {
+                board.write(reclaimer.standing());
+                if let Some(event) = event {
+                    reporter.say(event, &reclaimer)?;
                 }
-                Err(error) => break Err(error.into()),
-            },
+            }
+            Err(error) => break Err(error.into()),
         }
     };
     // First of all, the setting is put back.

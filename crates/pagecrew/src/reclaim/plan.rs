@@ -53,6 +53,8 @@ pub struct Plan {
     nodes: Vec<Node>,
     /// The operator's own value.
     own: u64,
+    /// The share of a node's memory that its gap may be.
+    most: f64,
     /// Since when it is awake.
     awake_ns: Option<u64>,
     /// When a node was last seen not to be at rest, or woken up.
@@ -79,14 +81,43 @@ impl Plan {
         let nodes: Vec<Node> = watermarks.into_iter().zip(looks).map(node).collect();
         let reclaimed = looks.iter().map(|look| look.reclaimed).sum();
         let step = Step { factor: own, guess: false, next_ns: None };
-        Plan { nodes, own, awake_ns: None, busy_ns: 0, hurt_ns: 0, reclaimed, step }
+        Plan { nodes, own, most, awake_ns: None, busy_ns: 0, hurt_ns: 0, reclaimed, step }
     }
 
     /// From now on at most `most` of each node's memory.
     pub fn change(&mut self, most: f64) {
-        for node in &mut self.nodes {
-            node.law.bound(bounds(&node.watermarks, self.own, most));
+        self.most = most;
+        self.bound();
+    }
+
+    /// These are the nodes' watermarks now.
+    ///
+    /// # Panics
+    /// If there are not as many as nodes.
+    pub fn renew(&mut self, watermarks: Vec<Watermarks>) {
+        assert_eq!(watermarks.len(), self.nodes.len());
+        for (node, watermarks) in self.nodes.iter_mut().zip(watermarks) {
+            node.watermarks = watermarks;
         }
+        self.bound();
+    }
+
+    fn bound(&mut self) {
+        for node in &mut self.nodes {
+            node.law.bound(bounds(&node.watermarks, self.own, self.most));
+        }
+    }
+
+    /// Looks for a while from `now_ns` on, and changes nothing for that: reclaim that is at work already need not wake up again for as long as its
+    /// work lasts.
+    pub fn watch(&mut self, now_ns: u64) {
+        (self.awake_ns, self.busy_ns) = (Some(now_ns), now_ns);
+        self.step.next_ns = Some(now_ns + FIRST.as_nanos() as u64);
+    }
+
+    /// Whether it looks, and need not be told that reclaim has woken up.
+    pub fn is_awake(&self) -> bool {
+        self.awake_ns.is_some()
     }
 
     /// Reclaim has woken up on a node. Returns the value that the setting is to have at once. A look at all nodes follows, by
@@ -272,6 +303,39 @@ mod tests {
         fn stalls(&self) -> u64 {
             self.nodes.iter().map(|node| node.look.stalls).sum()
         }
+    }
+
+    #[test]
+    fn reclaim_that_was_at_work_before_is_seen() {
+        for watches in [true, false] {
+            let mut machine = Machine::new(1, 24 * GIB, 20);
+            for _ in 0..500 {
+                machine.nodes[0].step(6 * GIB);
+            }
+            // Nobody has heard of it, and it does not wake up again before its work is done.
+            machine.nodes[0].woken = false;
+            if watches {
+                machine.plan.watch(0);
+            }
+            machine.run(4, |_, _| 6 * GIB);
+            assert_eq!(machine.looks > 0, watches);
+            machine.run(500, |_, _| 6 * GIB);
+            assert!(machine.factor > OWN);
+        }
+        // Where there is none, nothing is changed, and it soon rests.
+        let mut machine = Machine::new(1, 24 * GIB, 20);
+        machine.plan.watch(0);
+        machine.run(20_000, |_, _| 0);
+        assert_eq!((machine.changes.len(), machine.plan.is_awake(), machine.plan.step().next_ns), (0, false, None));
+    }
+
+    #[test]
+    fn a_node_that_has_grown_is_reckoned_with() {
+        let mut machine = Machine::new(1, 4 * GIB, 20);
+        let before = machine.plan.gap(100);
+        let grown = Zone { node: 0, managed: 64 * GIB, min: GIB / 10, low: 0, high: 0 };
+        machine.plan.renew(vec![Watermarks::of(0, &[grown])]);
+        assert_eq!(machine.plan.gap(100) / before, 16);
     }
 
     #[test]

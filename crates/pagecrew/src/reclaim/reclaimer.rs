@@ -10,8 +10,8 @@ use crate::control::lead::Cause;
 use crate::stats::{Publisher, figures};
 use crate::sys::Errno;
 use crate::sys::clock::now_ns;
-use crate::sys::sched;
 use crate::sys::vmstat::{self, Counts, VmStat};
+use crate::sys::{memory, sched};
 use std::fmt;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
@@ -89,6 +89,8 @@ pub enum ReclaimError {
     Factor(FactorError),
     /// What the kernel counts can't be read.
     Counts(Errno),
+    /// The reclaim thread of the node with this number has ended: the node was taken out of the machine.
+    NodeGone(usize),
 }
 
 impl fmt::Display for ReclaimError {
@@ -97,6 +99,9 @@ impl fmt::Display for ReclaimError {
             ReclaimError::Unsupported(error) => error.fmt(f),
             ReclaimError::Factor(error) => error.fmt(f),
             ReclaimError::Counts(errno) => write!(f, "the kernel's counters of reclaim can't be read: {errno}"),
+            ReclaimError::NodeGone(node) => {
+                write!(f, "node {node} was taken out of the machine: start it again for the nodes there are now")
+            }
         }
     }
 }
@@ -173,11 +178,13 @@ impl Reclaimer {
         let own = factor.before();
         let urgency = Urgency::take(numbers(&nodes));
         let _ = sched::set_real_time(RUNS_MOST);
+        // What it needs at a wake-up must be there after a night of rest, when memory is short.
+        let _ = memory::keep_what_is_used();
         let mut vmstat = VmStat::open().map_err(ReclaimError::Counts)?;
         let counts = vmstat.read().map_err(ReclaimError::Counts)?;
         let found: Vec<Found> = nodes.iter_mut().map(Node::look).collect();
         let looks = Looks::new(now_ns(), counts, &found);
-        let plan = plan(&nodes, &looks, &factor, options)?;
+        let plan = Plan::new(watermarks(&nodes)?, looks.nodes(), own, options.most);
         let mut reclaimer = Reclaimer {
             options,
             nodes,
@@ -192,6 +199,7 @@ impl Reclaimer {
             said: own,
             demand: None,
         };
+        reclaimer.plan.watch(now_ns());
         reclaimer.stand();
         Ok(reclaimer)
     }
@@ -207,9 +215,11 @@ impl Reclaimer {
         self.plan.change(options.most);
     }
 
-    /// What is readable when there is something to [see to](Reclaimer::see_to).
+    /// What is readable when there is something to [see to](Reclaimer::see_to). Nothing while there is demand: a look is never far then, and
+    /// threads that come and go without getting anywhere would have one follow the other.
     pub fn descriptors(&self) -> impl Iterator<Item = (RawFd, libc::c_short)> + '_ {
-        self.nodes.iter().map(|node| (node.thread.wakes.as_raw_fd(), libc::POLLIN))
+        let listens = self.plan.cause() == Cause::Rest;
+        self.nodes.iter().filter(move |_| listens).map(|node| (node.thread.wakes.as_raw_fd(), libc::POLLIN))
     }
 
     /// When to see to it even if nothing is readable.
@@ -235,16 +245,22 @@ impl Reclaimer {
         let now = now_ns();
         // Of each, since all are readable until that was taken.
         let woken = self.nodes.iter().filter(|node| node.thread.wakes.take()).count() > 0;
+        let mut begins = false;
         if woken {
-            // Before anything else: what is free lasts for milliseconds.
+            // Before anything else: what is free lasts for milliseconds, in which the threads need a CPU first of all.
+            begins = !self.plan.is_awake();
             let factor = self.plan.woken(now);
+            self.hurry(factor);
             if !self.set(factor)? {
                 return Ok(Some(Event::Theirs));
             }
-            self.hurry();
         }
         if !woken && self.next_look_ns().is_none_or(|next| now < next) {
-            return Ok(None);
+            // Nothing to see, unless what was waited for has ended.
+            return match self.nodes.iter().find(|node| !node.thread.lives()) {
+                Some(gone) => Err(ReclaimError::NodeGone(gone.thread.node)),
+                None => Ok(None),
+            };
         }
         let counts = self.vmstat.read().map_err(ReclaimError::Counts)?;
         let found: Vec<Found> = self.nodes.iter_mut().map(Node::look).collect();
@@ -257,11 +273,15 @@ impl Reclaimer {
         standing.reclaimed_by_tasks_bytes += counts.reclaimed_by_tasks.saturating_sub(before.reclaimed_by_tasks);
         standing.stalls += counts.stalls.saturating_sub(before.stalls);
         let swapped_in = counts.swapped_in.saturating_sub(before.swapped_in);
+        if begins {
+            // A node may have grown since the last time, or its watermarks may be others.
+            self.plan.renew(watermarks(&self.nodes)?);
+        }
         let step = self.plan.note(at, self.looks.nodes(), swapped_in);
+        self.hurry(step.factor);
         if !self.set(step.factor)? {
             return Ok(Some(Event::Theirs));
         }
-        self.hurry();
         self.stand();
         Ok(if step.guess { None } else { self.changed(at, step.factor) })
     }
@@ -284,9 +304,11 @@ impl Reclaimer {
         Ok(true)
     }
 
-    /// The kernel's threads come before others while there is demand.
-    fn hurry(&mut self) {
-        let urgent = self.factor.now() != self.plan.own();
+    /// The kernel's threads come before others while there is demand for which the setting is, or is to be, this one; and where they get
+    /// nowhere although what the operator has set would do.
+    fn hurry(&mut self, factor: u64) {
+        let saturated = self.plan.cause() == Cause::Saturated && !self.plan.hurts(now_ns());
+        let urgent = saturated || factor != self.plan.own();
         if let Some(urgency) = self.urgency.take_if(|urgency| urgent && !urgency.guarded()) {
             // Its guard was killed. Another one takes its place once the threads are as before.
             drop(urgency);
@@ -323,9 +345,11 @@ impl Reclaimer {
     fn take_again(&mut self) -> Result<(), ReclaimError> {
         self.factor.release();
         self.factor = Factor::take()?;
-        self.plan = plan(&self.nodes, &self.looks, &self.factor, self.options)?;
-        (self.demand, self.said) = (None, self.factor.before());
-        self.hurry();
+        let own = self.factor.before();
+        self.plan = Plan::new(watermarks(&self.nodes)?, self.looks.nodes(), own, self.options.most);
+        self.plan.watch(now_ns());
+        (self.demand, self.said) = (None, own);
+        self.hurry(own);
         self.stand();
         Ok(())
     }
@@ -348,9 +372,7 @@ fn numbers(nodes: &[Node]) -> Vec<i32> {
     nodes.iter().map(|node| node.thread.number).collect()
 }
 
-/// The plan for nodes as they are, with a setting as it is.
-fn plan(nodes: &[Node], looks: &Looks, factor: &Factor, options: Options) -> Result<Plan, ReclaimError> {
+fn watermarks(nodes: &[Node]) -> Result<Vec<Watermarks>, ReclaimError> {
     let zones = vmstat::zones().map_err(ReclaimError::Counts)?;
-    let watermarks = nodes.iter().map(|node| Watermarks::of(node.thread.node, &zones)).collect();
-    Ok(Plan::new(watermarks, looks.nodes(), factor.before(), options.most))
+    Ok(nodes.iter().map(|node| Watermarks::of(node.thread.node, &zones)).collect())
 }

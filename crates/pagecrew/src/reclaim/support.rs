@@ -4,7 +4,7 @@ use super::factor::PATH;
 use super::group_files::PIECE;
 use crate::sys::tracepoint::{self, Tracepoint};
 use crate::sys::vmstat;
-use crate::sys::{Errno, rights};
+use crate::sys::{Errno, rights, sched};
 use std::fmt;
 
 /// Where a thread of the kernel comes by when its node's free memory has come to the low watermark.
@@ -51,6 +51,13 @@ pub struct Thread {
     pub number: libc::pid_t,
     /// When it wakes up.
     pub wakes: Tracepoint,
+}
+
+impl Thread {
+    /// Whether it is still there: it ends with its node.
+    pub fn lives(&self) -> bool {
+        sched::nice_of(self.number) != Err(Errno(libc::ESRCH))
+    }
 }
 
 /// The kernel's threads, if it can be done. Changes nothing.

@@ -55,7 +55,8 @@ pub(super) fn parse(text: &str) -> Activity {
             "pgsteal_kswapd" | "pgsteal_khugepaged" | "pgsteal_proactive" => {
                 add(&mut activity.background_reclaimed, bytes);
             }
-            "pswpin" => activity.swapped_in = Some(bytes),
+            // From a disk, and from compressed memory (zswap).
+            "pswpin" | "zswpin" => add(&mut activity.swapped_in, bytes),
             "pswpout" => activity.swapped_out = Some(bytes),
             "workingset_refault_anon" => activity.refaulted_anon = Some(bytes),
             "workingset_refault_file" | "workingset_refault" => activity.refaulted_file = Some(bytes),
@@ -93,9 +94,10 @@ mod tests {
         assert_eq!(parse(old), expected);
         // 6.18 counts who reclaims apart.
         let new = format!(
-            "{old}pgsteal_khugepaged 100\npgsteal_proactive 200\npgscan_khugepaged 300\npgscan_proactive 400\nallocstall_device 1\n"
+            "{old}pgsteal_khugepaged 100\npgsteal_proactive 200\npgscan_khugepaged 300\npgscan_proactive 400\nallocstall_device 1\nzswpin 50\n"
         );
         let expected = Activity {
+            swapped_in: Some(53 * PAGE),
             stalls: Some(12),
             background_scanned: Some(709 * PAGE),
             background_reclaimed: Some(307 * PAGE),

@@ -209,6 +209,16 @@ pub fn residence(range: Range, pages: &mut [u8]) -> Result<(), Errno> {
     Errno::check(result).map(drop)
 }
 
+/// Keeps in memory what this process has used or will use, program code included, until it ends (`mlockall` with `MCL_ONFAULT`, 4.4). What it
+/// has mapped and never used takes no memory for that.
+///
+/// # Errors
+/// `ENOMEM` or `EPERM` beyond `RLIMIT_MEMLOCK`.
+pub fn keep_what_is_used() -> Result<(), Errno> {
+    // SAFETY: changes what the kernel may take away, and nothing that is in memory.
+    Errno::check(unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) }.into()).map(drop)
+}
+
 /// Page faults of this process so far, those before its last `exec` included (`getrusage`).
 pub fn page_faults() -> usize {
     let usage = usage();
