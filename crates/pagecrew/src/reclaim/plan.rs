@@ -108,13 +108,6 @@ impl Plan {
         }
     }
 
-    /// Looks for a while from `now_ns` on, and changes nothing for that: reclaim that is at work already need not wake up again for as long as its
-    /// work lasts.
-    pub fn watch(&mut self, now_ns: u64) {
-        (self.awake_ns, self.busy_ns) = (Some(now_ns), now_ns);
-        self.step.next_ns = Some(now_ns + FIRST.as_nanos() as u64);
-    }
-
     /// Whether it looks, and need not be told that reclaim has woken up.
     pub fn is_awake(&self) -> bool {
         self.awake_ns.is_some()
@@ -303,30 +296,6 @@ mod tests {
         fn stalls(&self) -> u64 {
             self.nodes.iter().map(|node| node.look.stalls).sum()
         }
-    }
-
-    #[test]
-    fn reclaim_that_was_at_work_before_is_seen() {
-        for watches in [true, false] {
-            let mut machine = Machine::new(1, 24 * GIB, 20);
-            for _ in 0..500 {
-                machine.nodes[0].step(6 * GIB);
-            }
-            // Nobody has heard of it, and it does not wake up again before its work is done.
-            machine.nodes[0].woken = false;
-            if watches {
-                machine.plan.watch(0);
-            }
-            machine.run(4, |_, _| 6 * GIB);
-            assert_eq!(machine.looks > 0, watches);
-            machine.run(500, |_, _| 6 * GIB);
-            assert!(machine.factor > OWN);
-        }
-        // Where there is none, nothing is changed, and it soon rests.
-        let mut machine = Machine::new(1, 24 * GIB, 20);
-        machine.plan.watch(0);
-        machine.run(20_000, |_, _| 0);
-        assert_eq!((machine.changes.len(), machine.plan.is_awake(), machine.plan.step().next_ns), (0, false, None));
     }
 
     #[test]

@@ -127,6 +127,24 @@ struct Demand {
     before: Standing,
 }
 
+/// The time after the beginning in which a thread is taken to have woken up if it has run: one that has been at work since before that doesn't wake
+/// up again for as long as its work lasts.
+#[derive(Debug, Clone, Copy)]
+struct Beginning {
+    next_ns: u64,
+    over_ns: u64,
+}
+
+impl Beginning {
+    const LASTS_NS: u64 = 100_000_000;
+    /// The kernel renews what a thread has run with each of its ticks.
+    const APART_NS: u64 = 10_000_000;
+
+    fn new(now_ns: u64) -> Beginning {
+        Beginning { next_ns: now_ns + Self::APART_NS, over_ns: now_ns + Self::LASTS_NS }
+    }
+}
+
 /// Keeps more free ahead of demand on this machine, as long as there is demand. Dropping it puts the setting back.
 #[derive(Debug)]
 pub struct Reclaimer {
@@ -146,6 +164,7 @@ pub struct Reclaimer {
     /// The value of the setting that was told of last. Guesses are not.
     said: u64,
     demand: Option<Demand>,
+    beginning: Option<Beginning>,
 }
 
 #[derive(Debug)]
@@ -198,8 +217,9 @@ impl Reclaimer {
             standing: Standing::default(),
             said: own,
             demand: None,
+            beginning: Some(Beginning::new(now_ns())),
         };
-        reclaimer.plan.watch(now_ns());
+        reclaimer.hurry();
         reclaimer.stand();
         Ok(reclaimer)
     }
@@ -224,7 +244,20 @@ impl Reclaimer {
 
     /// When to see to it even if nothing is readable.
     pub fn next_look_ns(&self) -> Option<u64> {
-        self.plan.step().next_ns
+        let beginning = self.beginning.map(|beginning| beginning.next_ns);
+        self.plan.step().next_ns.into_iter().chain(beginning).min()
+    }
+
+    /// Whether a thread is at work although it was not seen to wake up.
+    fn is_at_work(&mut self, now_ns: u64) -> bool {
+        let Some(Beginning { next_ns, over_ns }) = self.beginning else { return false };
+        if now_ns < next_ns {
+            return false;
+        }
+        let is_at_work = self.nodes.iter_mut().any(|node| node.last.busy_ns < node.look().busy_ns);
+        let next = Beginning { next_ns: now_ns + Beginning::APART_NS, over_ns };
+        self.beginning = (!is_at_work && now_ns < over_ns).then_some(next);
+        is_at_work
     }
 
     /// How it stands.
@@ -245,17 +278,17 @@ impl Reclaimer {
         let now = now_ns();
         // Of each, since all are readable until that was taken.
         let woken = self.nodes.iter().filter(|node| node.thread.wakes.take()).count() > 0;
+        let woken = woken || self.is_at_work(now);
         let mut begins = false;
         if woken {
-            // Before anything else: what is free lasts for milliseconds, in which the threads need a CPU first of all.
+            // Before anything else: what is free lasts for milliseconds.
             begins = !self.plan.is_awake();
             let factor = self.plan.woken(now);
-            self.hurry(factor);
             if !self.set(factor)? {
                 return Ok(Some(Event::Theirs));
             }
         }
-        if !woken && self.next_look_ns().is_none_or(|next| now < next) {
+        if !woken && self.plan.step().next_ns.is_none_or(|next| now < next) {
             // Nothing to see, unless what was waited for has ended.
             return match self.nodes.iter().find(|node| !node.thread.lives()) {
                 Some(gone) => Err(ReclaimError::NodeGone(gone.thread.node)),
@@ -278,10 +311,10 @@ impl Reclaimer {
             self.plan.renew(watermarks(&self.nodes)?);
         }
         let step = self.plan.note(at, self.looks.nodes(), swapped_in);
-        self.hurry(step.factor);
         if !self.set(step.factor)? {
             return Ok(Some(Event::Theirs));
         }
+        self.hurry();
         self.stand();
         Ok(if step.guess { None } else { self.changed(at, step.factor) })
     }
@@ -304,11 +337,10 @@ impl Reclaimer {
         Ok(true)
     }
 
-    /// The kernel's threads come before others while there is demand for which the setting is, or is to be, this one; and where they get
-    /// nowhere although what the operator has set would do.
-    fn hurry(&mut self, factor: u64) {
-        let saturated = self.plan.cause() == Cause::Saturated && !self.plan.hurts(now_ns());
-        let urgent = saturated || factor != self.plan.own();
+    /// The kernel's threads come before others, at rest as well: when they wake up, what is free is used up before anybody else could make them
+    /// so. Where more reclaim would hurt, they don't.
+    fn hurry(&mut self) {
+        let urgent = !self.plan.hurts(now_ns());
         if let Some(urgency) = self.urgency.take_if(|urgency| urgent && !urgency.guarded()) {
             // Its guard was killed. Another one takes its place once the threads are as before.
             drop(urgency);
@@ -347,9 +379,9 @@ impl Reclaimer {
         self.factor = Factor::take()?;
         let own = self.factor.before();
         self.plan = Plan::new(watermarks(&self.nodes)?, self.looks.nodes(), own, self.options.most);
-        self.plan.watch(now_ns());
+        self.beginning = Some(Beginning::new(now_ns()));
         (self.demand, self.said) = (None, own);
-        self.hurry(own);
+        self.hurry();
         self.stand();
         Ok(())
     }

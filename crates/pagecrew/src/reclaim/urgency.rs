@@ -1,8 +1,9 @@
 //! How urgent the kernel's reclaim threads are, as this process changes it.
 //!
 //! A thread that reclaims for all gets as much of a CPU as each of those who take the memory. Where they want all CPUs, that is far less than
-//! reclaim needs, so what is free runs out however much it was, and they reclaim for themselves. While there is demand the threads come
-//! before others (nice -20): what they do then would be done by those who wait for it. At rest they are as the operator has them.
+//! reclaim needs, so what is free runs out however much it was, and they reclaim for themselves. So the threads come before others (nice -20):
+//! what they do would be done by those who wait for it. That is so at rest as well, where they sleep: a demand begins before anybody has heard of
+//! it.
 
 use crate::group::{Guard, Lock, Marker, URGENT, Undo, change_nice};
 use crate::sys::sched;
