@@ -13,7 +13,8 @@
 #
 # In a guest (scripts/guests.sh) the tests of tests/guest are there as well, and each has `patience` times its limit.
 #
-# One line a test: its name, ok, FAILED or skipped with the reason, and seconds. What failed tests have printed follows at the end.
+# One line a test: its name, ok, FAILED or skipped with the reason, and seconds. What a failed test has printed last follows at once, and the names of all
+# that failed at the end.
 # Status 1 if a test failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -227,7 +228,7 @@ export pagecrew=$scratch/bin/pagecrew library=$scratch/bin/libpagecrew_preload.s
 while IFS= read -r variable; do unset "$variable"; done < <(compgen -e PAGECREW_ || true)
 unset LD_PRELOAD
 
-passed=0 failed=0 skipped=0
+passed=0 failed=0 skipped=0 failures=()
 for index in "${!names[@]}"; do
     name=${names[index]}
     if ! selected "$name" "${lengths[index]}"; then continue; fi
@@ -262,15 +263,12 @@ for index in "${!names[@]}"; do
         reason="status $status"
         if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then reason="not done after $limit s"; fi
         printf '%-32s FAILED   %8s  %s\n' "$name" "$seconds" "$reason"
-        { echo "$name: $reason" && tail -n 40 "$output" | sed 's/^/    /'; } >>"$scratch/failures"
+        tail -n 40 "$output" | sed 's/^/    /'
+        failures+=("$name")
         ;;
     esac
     rm -rf "$work"
 done
-if [ "$failed" -gt 0 ]; then
-    echo
-    cat "$scratch/failures"
-    echo
-fi
+if [ "$failed" -gt 0 ]; then echo "failed: ${failures[*]}"; fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]
