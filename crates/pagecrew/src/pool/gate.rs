@@ -3,8 +3,9 @@
 //! Two things decide. The *floor*: so much memory is left to others, and what is missing to that goes back at once. And
 //! *pressure*: tasks that wait for memory. Filling itself can make tasks wait (the filler, as the kernel compacts
 //! memory for its huge pages), and what others wait for may not be memory that the pool could give (their own control
-//! group may be full). So pressure that comes with filling and goes with it only slows filling down, and nothing goes
-//! back for it; and for other pressure, no more than half of what waits goes back while there is memory enough.
+//! group may be full; any user can have such a one). So pressure that comes with filling and goes with it only slows
+//! filling down, and nothing goes back for it; other pressure counts only where the machine itself reclaims memory
+//! meanwhile; and then no more than half of what waits goes back while there is memory enough.
 
 use crate::control::Pressure;
 use crate::sys::HUGE_PAGE_SIZE;
@@ -40,6 +41,9 @@ pub struct Readings {
     pub available: u64,
     /// For how long some task has waited for memory since the machine was started; `None` where the kernel doesn't say.
     pub stall_us: Option<u64>,
+    /// Bytes that were reclaimed since then because the machine was short of memory, not one of its control groups; `None` where that is not
+    /// known.
+    pub reclaimed: Option<u64>,
 }
 
 /// Why the pool isn't filled.
@@ -99,6 +103,8 @@ pub struct Gate {
     /// The margin is to be twice as large before filling begins again.
     held: bool,
     stalls: Pressure,
+    /// Bytes that had been reclaimed when pressure was judged last.
+    reclaimed: Option<u64>,
     /// When filling was allowed the last time.
     filled_ns: Option<u64>,
     /// Nothing is filled before this time, for this reason, and what the wait was.
@@ -116,6 +122,7 @@ impl Gate {
             floor,
             held: false,
             stalls: Pressure::new(PRESSURE, WINDOW),
+            reclaimed: None,
             filled_ns: None,
             until_ns: 0,
             reason: Reason::Floor,
@@ -142,10 +149,13 @@ impl Gate {
     /// Whether tasks waited for memory since the last look that was long enough ago, and whether that may come from
     /// filling. `None`: nothing new is known.
     fn pressure(&mut self, readings: Readings) -> Option<(bool, bool)> {
+        self.reclaimed = self.reclaimed.or(readings.reclaimed);
         let spell = self.stalls.note(readings.now_ns, readings.stall_us)?;
         let settles = |filled_ns: u64| filled_ns.saturating_add(nanoseconds(SETTLE));
         let own = self.filled_ns.is_some_and(|filled_ns| settles(filled_ns) > spell.since_ns);
-        Some((spell.waited, own))
+        let before = std::mem::replace(&mut self.reclaimed, readings.reclaimed);
+        let of_machine = before.zip(readings.reclaimed).is_none_or(|(before, now)| now > before);
+        Some((spell.waited && (own || of_machine), own))
     }
 
     /// What to do now, if `ready` bytes wait that could go back, and the next piece to be filled takes `next`; 0 if
@@ -204,7 +214,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn at(now_ns: u64, available: u64, stall_us: u64) -> Readings {
-        Readings { now_ns, total: 16 * GIB, available, stall_us: Some(stall_us) }
+        Readings { now_ns, total: 16 * GIB, available, stall_us: Some(stall_us), reclaimed: None }
     }
 
     #[test]
@@ -272,6 +282,25 @@ mod tests {
         assert_eq!(Reason::Pressure.to_string(), "memory pressure");
     }
 
+    #[test]
+    fn who_waits_at_the_limit_of_a_group_takes_nothing_from_the_pool() {
+        for (reclaims, expected) in [(0, Decision::Fill), (1, Decision::GiveBack(128 * MIB))] {
+            let mut gate = Gate::new(GIB);
+            let mut judge = |second: u64| {
+                let readings = Readings {
+                    reclaimed: Some(MIB + second * reclaims),
+                    ..at(second * SECOND, 4 * GIB, second * 900_000)
+                };
+                gate.judge(readings, GIB, 0)
+            };
+            let decided: Vec<Decision> = (1..5).map(&mut judge).collect();
+            assert!(decided.contains(&expected), "{decided:?}");
+            if reclaims == 0 {
+                assert!(decided.iter().all(|decision| *decision == expected), "{decided:?}");
+            }
+        }
+    }
+
     /// A machine, looked at ten times a second.
     struct Machine {
         gate: Gate,
@@ -310,7 +339,7 @@ mod tests {
         fn look(&mut self) -> Decision {
             self.now_ns += SECOND / 10;
             let (available, stall_us) = (self.available(), Some(self.stall_us));
-            let signals = Readings { now_ns: self.now_ns, total: self.total, available, stall_us };
+            let signals = Readings { now_ns: self.now_ns, total: self.total, available, stall_us, reclaimed: None };
             let verdict = self.gate.judge(signals, self.ready, self.piece);
             match verdict {
                 Decision::Fill if self.ready + self.piece <= self.size => {

@@ -105,6 +105,9 @@ pub(super) struct Keeper {
     courtesy: Courtesy,
     /// What the machine reclaims; `None` where that can't be read.
     vmstat: Option<VmStat>,
+    /// For how long tasks had waited for memory at the last look, and what the machine had reclaimed when that was more than before.
+    stall_us: Option<u64>,
+    reclaimed: Option<u64>,
     /// Bytes that were filled.
     filled: u64,
     /// Memory of the machine.
@@ -146,6 +149,8 @@ impl Keeper {
             rest: Rest::default(),
             courtesy: Courtesy::default(),
             vmstat: VmStat::open().ok(),
+            stall_us: None,
+            reclaimed: None,
             filled: 0,
             total: procfs::memory_info().map_or(u64::MAX, |memory| memory.total),
             bucket: Bucket::new(cpu * 1e9, SAVED, now),
@@ -405,7 +410,12 @@ impl Keeper {
     /// Whether `len` bytes more may be filled at the time `now`, with `ready` bytes ready and `available` ones that nobody was promised.
     fn decide(&mut self, ready: usize, len: usize, available: u64, now_ns: u64) -> Decision {
         let stall_us = procfs::memory_stall_us().ok();
-        let readings = Readings { now_ns, total: self.total, available, stall_us };
+        if stall_us != self.stall_us {
+            // Only then is it asked for.
+            self.reclaimed = self.vmstat.as_mut().and_then(|vmstat| Some(vmstat.read().ok()?.reclaimed));
+            self.stall_us = stall_us;
+        }
+        let readings = Readings { now_ns, total: self.total, available, stall_us, reclaimed: self.reclaimed };
         self.gate.judge(readings, ready as u64, len as u64)
     }
 

@@ -92,7 +92,7 @@ impl Machine {
             Told::Stale(ahead) => Some(ahead),
         };
         let available = arbiter::available(&self.memory(), ahead, now_ns);
-        let readings = Readings { now_ns, total: MEMORY, available, stall_us: Some(0) };
+        let readings = Readings { now_ns, total: MEMORY, available, stall_us: Some(0), reclaimed: None };
         match self.gate.judge(readings, self.ready, next) {
             Decision::Fill if next > 0 && self.node.take(PIECE) => {
                 self.ready += PIECE;
