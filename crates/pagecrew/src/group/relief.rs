@@ -23,11 +23,11 @@ const REST_MOST: Duration = Duration::from_secs(2);
 /// share of the budget pays for the attempts.
 const WORTHWHILE: u64 = 4;
 const ATTEMPTS: f64 = 0.5;
+const NEAR_FIRST: Duration = Duration::from_millis(10);
+const NEAR_MOST: Duration = Duration::from_secs(1);
 /// The same of a held group, whose tasks go on meanwhile with what was found: a little each time is not worth searching all the time.
 const LITTLE_FIRST: Duration = Duration::from_millis(20);
 const LITTLE_MOST: Duration = Duration::from_secs(1);
-const NEAR_FIRST: Duration = Duration::from_millis(10);
-const NEAR_MOST: Duration = Duration::from_secs(1);
 /// How often a held group is searched in vain before it is let go, and how long between: something may be at its pages for a moment.
 const IN_VAIN: usize = 3;
 const BETWEEN: Duration = Duration::from_millis(20);

@@ -90,7 +90,7 @@ impl Stranger {
     /// `EAGAIN` where there is no packet, `ECONNRESET` where the other end went with something unread, `EPROTO` where the next packet brings
     /// descriptors.
     pub fn receive(&self, room: &mut [u8]) -> Result<Packet, Errno> {
-        if !self.refuses && self.peek_bytes(room)?.brings {
+        if !self.refuses && self.peek_bytes(&mut [0])?.brings {
             return Err(Errno(libc::EPROTO));
         }
         self.receive_bytes(room)

@@ -360,16 +360,12 @@ fn what_goes_wrong_for_reasons_of_the_machine_is_tried_again() {
         assert_eq!(fleet.turn(&*clock), Turn::Worked);
         let Turn::Idle(wait) = fleet.turn(&*clock) else { panic!("it waits") };
         let (_, member) = fleet.members().next().unwrap();
-        assert_eq!((member.error(), member.ended(), wait >= fleet_interval()), (None, false, true));
+        assert_eq!((member.error(), member.ended(), wait >= Options::default().interval), (None, false, true));
         member.trimmer().target().fails.set(None);
         clock.pass(wait);
         while fleet.turn(&*clock) == Turn::Worked {}
         assert!(fleet.total().gone_bytes > 0);
     }
-}
-
-fn fleet_interval() -> Duration {
-    Options::default().interval
 }
 
 #[test]
