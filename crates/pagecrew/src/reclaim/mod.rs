@@ -8,7 +8,7 @@
 //!
 //! - [`watermarks`]: which value of the setting makes which distance. [`looks`]: what is known of each node. [`plan`]: when is looked, and
 //!   what follows. Pure.
-//! - [`urgency`]: while there is demand the kernel's threads come before others.
+//! - [`urgency`]: the kernel's threads come before others.
 //! - [`factor`]: the setting, with what puts it back whatever happens. [`support`]: whether it can be done. [`reclaimer`]: all of it together.
 //! - The same for control groups at their own limits, for which the kernel has no reclaim in the background: [`group_plan`] and [`group_turns`], pure;
 //!   [`group_files`], [`group_tree`], [`group_support`]; [`groups`]: the threads, and `group_member`: a turn of one group.
