@@ -44,7 +44,7 @@ fuzz: ## Programs and packets made up by a fuzzer, for five minutes each (needs 
 	cd fuzz && $(CARGO) fuzz run --sanitizer none pool -- -max_total_time=300 -max_len=4200
 
 .PHONY: bench
-bench: setup build ## Every benchmark, side by side with what a user would have instead
+bench: setup build ## Every benchmark but reclaim, side by side with what a user would have instead
 	$(RELEASE)/pagecrew bench
 
 .PHONY: check
@@ -75,6 +75,7 @@ install: build ## The command, the library and the services into PREFIX (default
 		contrib/pagecrew-reclaim.service contrib/pagecrew.service
 	sed -i 's|=/usr/local/bin/|=$(PREFIX)/bin/|' $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,pagecrew-pool.service pagecrew-trim.service \
 		pagecrew-reclaim.service pagecrew.service)
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/pagecrew/docs docs/*.md docs/*.svg
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/pagecrew contrib/grafana/pagecrew.json contrib/prometheus/pagecrew.rules.yml
 
 .PHONY: clean

@@ -252,7 +252,7 @@ for index in "${!names[@]}"; do
     case $status in
     0)
         passed=$((passed + 1))
-        printf '%-32s ok       %8s  %s\n' "$name" "$seconds" "$(tail -n 1 "$output" | cut -c 1-90)"
+        printf '%-32s ok       %8s  %s\n' "$name" "$seconds" "$(tail -n 1 "$output" | cut -c 1-200)"
         ;;
     "$SKIPPED")
         skipped=$((skipped + 1))

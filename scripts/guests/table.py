@@ -15,6 +15,8 @@ PARTS = [
     ("pool", ("pool/",)),
     ("services with the rights of their units", ("units/",)),
     ("NUMA", ("numa/",)),
+    ("reclaim", ("reclaim/",)),
+    ("serve and top", ("serve/", "top/")),
     ("run", ("",)),
 ]
 FEATURES = {
@@ -27,11 +29,13 @@ FEATURES = {
     "trim-own": "run: a program trims itself (`--trim on`)",
     "trim": "trim: other processes",
     "pool": "pool",
+    "reclaim": "reclaim",
 }
 
 
 def tests_of(text):
     """The last result of each test, and what it said."""
+    text = re.sub(r"/tmp/tmp\.\w+[^\s:,]*", "DIR", text)
     return {match[1]: (match[2], match[3]) for match in map(LINE.match, text.splitlines()) if match}
 
 

@@ -337,7 +337,7 @@ units_serve() {
     echo "${services[*]}: $(python3 "$limits_of_unit" "$serve_unit" --bounding)"
 }
 
-# What systemd itself says: of the files, and of how much the services may do (0: nothing, 10: everything; systemd 252 says 4.0 and 1.8).
+# What systemd itself says: of the files, and of how much the services may do (0: nothing, 10: everything; the most is in tenths).
 units_verify() {
     needs systemd-analyze
     local unit most copy

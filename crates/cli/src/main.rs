@@ -37,7 +37,7 @@ Examples:
   pagecrew trim --all --dry-run          what under-used huge pages could give back
   pagecrew pool serve --size 16G         keep zeroed memory ready for virtual machines
   pagecrew serve                         the services of this machine, as /etc/pagecrew/pagecrew.toml says
-  pagecrew reclaim                       nobody has to reclaim for himself, without a number to tune
+  pagecrew reclaim                       memory is free before programs have to reclaim it, with no number to tune
   pagecrew doctor                        what this kernel and this user allow
   pagecrew bench free --quick            measure on this machine
 

@@ -80,7 +80,7 @@ that counts runs. This page is made from the list in the library (`pagecrew::met
 OpenMetrics are served where that is asked for:
 
 ```sh
-pagecrew serve --metrics 9750                                     # http://127.0.0.1:9750/metrics, all services in one
+pagecrew serve --metrics 9753                                     # http://127.0.0.1:9753/metrics, all services in one
 pagecrew pool serve --size 16G --metrics 9750                     # one by itself
 pagecrew trim --all --watch --metrics /run/pagecrew/trim.metrics  # a Unix socket, for its owner alone
 curl --unix-socket /run/pagecrew/trim.metrics http://localhost/metrics
@@ -96,7 +96,7 @@ also has a socket of its own, `/run/pagecrew/serve/SERVICE.metrics`, for root. T
 scrape_configs:
   - job_name: pagecrew
     static_configs:
-      - targets: [\"127.0.0.1:9750\"]
+      - targets: [\"127.0.0.1:9753\"]
 ```
 ";
 
@@ -110,8 +110,9 @@ const PARTS: [(Part, &str, &str); 5] = [
     (
         Part::Pool,
         "pagecrew pool serve",
-        "JSON: `pagecrew pool status --json`, which has at most 64 files of a node and 100 users. `node` is the kernel's number of the node, `user`\n\
-         the user's name, or the number where there is no name. All figures are of one moment.",
+        "JSON: `pagecrew pool status --json`, which has at most 32 files of a node, 100 users and 100 taken files. `node` is the kernel's\n\
+         number of the node; `user` is the user's number in JSON, and in OpenMetrics the name, or the number where there is no name. All figures\n\
+         are of one moment.",
     ),
     (
         Part::Trim,

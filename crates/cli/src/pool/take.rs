@@ -27,7 +27,7 @@ pub struct TakeArguments {
     /// Of this NUMA node [default: whichever has it ready]
     #[arg(long, value_name = "N")]
     node: Option<usize>,
-    /// JSON: path, size, ready, node, elsewhere (bytes on other nodes; null if the kernel does not say) and backing
+    /// JSON: path, size_bytes, ready_bytes, node, elsewhere_bytes (on other nodes; null if the kernel does not say) and backing
     #[arg(long)]
     json: bool,
     #[command(flatten)]

@@ -28,8 +28,8 @@ use std::sync::Arc;
 ///
 /// The kernel begins to reclaim in the background when little is left, and programs that take memory fast have used that up before it got
 /// anywhere: they wait, and reclaim for themselves. While there is such demand, this has the kernel begin earlier
-/// (vm.watermark_scale_factor), by as much as the demand needs. Without demand the setting is as it was before. While nothing is reclaimed,
-/// this sleeps. However it ends, the setting is put back.
+/// (vm.watermark_scale_factor), by as much as the demand needs. Without demand the setting is as it was before. While this runs, the kernel's
+/// reclaim threads (kswapd) have nice -20. While nothing is reclaimed, it sleeps. However it ends, both are put back.
 ///
 /// A control group at its own limit has no reclaim in the background at all. While the tasks of one are at the limit, some of its page cache
 /// is reclaimed before they need the room (memory.reclaim). No limit is ever changed.

@@ -74,7 +74,7 @@ pub const NAMES: [Name; 10] = [
         help: "keep at most this much free memory for reuse [auto: half of the memory that may be used]",
     },
     Name { variable: "PAGECREW_DECAY", help: "give back what was not needed for this long [10s]" },
-    Name { variable: "PAGECREW_HELPERS", help: "at most this many helper threads [auto: CPUs - 1, at least 1]" },
+    Name { variable: "PAGECREW_HELPERS", help: "at most this many helper threads of a kind [auto: CPUs - 1, 1 to 16]" },
     Name { variable: "PAGECREW_ZERO", help: "zero free memory in the background: on or off [on]" },
     Name { variable: "PAGECREW_HUGE_PAGES", help: "let large spans be backed by huge pages: on or off [on]" },
     Name { variable: "PAGECREW_MMAP", help: "the same for memory that the program maps itself: on or off [on]" },
@@ -82,7 +82,7 @@ pub const NAMES: [Name; 10] = [
     Name { variable: "PAGECREW_EXIT", help: "give memory back in parallel when the program exits: on or off [on]" },
     Name {
         variable: "PAGECREW_TRIM",
-        help: "give back the zero part of huge pages that are mostly zero (Linux 6.12): on, off, or auto, when memory is short [auto]",
+        help: "give back the zero part of huge pages that are mostly zero (Linux 6.12): on, off, or auto, when memory is short or the program has given most of its own back [auto]",
     },
 ];
 

@@ -1,8 +1,8 @@
 //! Policy of retention and of zeroing ahead: pure functions and small state machines over numbers and the time.
 //!
 //! Three rules answer "who gets hurt by memory that is kept":
-//! 1. What is kept never raises the program's peak: live and retained memory together stay below the most that the program has
-//!    itself had live at once.
+//! 1. What is kept raises the program's peak by no more than [`slack`], and by what `churn.rs` grants meanwhile: other than that, live and
+//!    retained memory together stay below the most that the program has itself had live at once.
 //! 2. What nothing needed for the decay time goes back, whether the program calls or not.
 //! 3. The machine and the control group come first: little available memory, a near limit or stalls end retention at once.
 

@@ -22,7 +22,7 @@ pub fn page(model: &Model, look: &Look) -> Page {
         (true, false) => '^',
     };
     let heading = |key: Key, right: &str, text: &str| {
-        let mark = if key == look.sort.key { mark.to_string() } else { String::new() };
+        let mark = if key == look.sort.key { format!(" {mark}") } else { String::new() };
         format!("{right}{text}{mark}")
     };
     let headings = [
