@@ -7,6 +7,18 @@ both_ways() {
     (EXPECT_PAGECREW=1 "$pagecrew" run -- "$@") || fail "status $? with Pagecrew, and none without"
 }
 
+# served COMMAND...: it runs, and has its memory from Pagecrew. One that works because its own malloc serves it shows nothing.
+served() {
+    (EXPECT_PAGECREW=1 "$pagecrew" run --stats-json "$work/report" -- "$@") || fail "status $? with Pagecrew"
+    grep -Eq '"allocations": ?[1-9]' "$work/report" || fail "nothing came from Pagecrew: $(cat "$work/report")"
+}
+
+# data_limited MIB ARGUMENT...: as mib_limited, of what is private and can be written to.
+data_limited() {
+    mib_limited -d "$@"
+    served "$programs/limits" "${@:2}"
+}
+
 # mib_limited OPTION MIB ARGUMENT...: with a limit of the shell's, as `ulimit` sets it, in front of everything.
 mib_limited() {
     local option=$1 limit=$2
@@ -54,6 +66,7 @@ strict_overcommit() {
     before=$(cat "$setting")
     change "$setting" 2 || skip "vm.overcommit_memory can't be set here"
     both_ways "$programs/limits" use 1000
+    served "$programs/limits" use 1000
     both_ways "$programs/family"
     both_ways "$programs/storm" "$(scaled 100000)"
     # It was set while the program ran.
@@ -86,10 +99,10 @@ add limits/address-space/use-up 60 mib_limited -v 1024 use-up 800
 add limits/address-space/map-up 60 mib_limited -v 1024 map-up 850
 add limits/address-space/thread-up 60 mib_limited -v 1024 thread-up 850
 for size in 128 1024; do
-    add "limits/data/$size" 60 mib_limited -d "$size" use $((size * 85 / 100))
+    add "limits/data/$size" 60 data_limited "$size" use $((size * 85 / 100))
 done
 add limits/data/128-busy 60 busy_and_limited -d 128 use 108
-add limits/data/use-up 60 mib_limited -d 1024 use-up 800
+add limits/data/use-up 60 data_limited 1024 use-up 800
 add limits/own-address-space 60 unlimited own-as 512 1024
 long=yes
 add limits/address-space/8192 120 mib_limited -v 8192 use 4800

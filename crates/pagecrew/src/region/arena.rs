@@ -88,6 +88,19 @@ impl Arena {
         self.range
     }
 
+    /// It is only `len` bytes long. For an arena that nothing was handed out of.
+    ///
+    /// # Panics
+    /// If that is more than it has.
+    pub fn end_at(&mut self, len: usize) {
+        assert!(len <= self.range.len);
+        let behind = Range { start: self.range.start + len, len: self.range.len - len };
+        // SAFETY: it was reserved by this arena, and nobody uses it.
+        if behind.len > 0 && unsafe { memory::unmap(behind) }.is_ok() {
+            self.range.len = len;
+        }
+    }
+
     /// Whether access rights follow use exactly.
     pub fn exact(&self) -> bool {
         self.exact.load(Ordering::Relaxed)
@@ -179,6 +192,17 @@ mod tests {
         let arena = Arena::reserve(1 << 50, 1 << 30).unwrap();
         assert!(arena.range().len >= 1 << 30 && arena.range().start.is_multiple_of(HUGE_PAGE_SIZE));
         assert!(Arena::reserve(1 << 62, 1 << 61).is_err());
+    }
+
+    #[test]
+    fn what_no_zone_has_belongs_to_others() {
+        let mut arena = Arena::reserve(1 << 32, 1 << 30).unwrap();
+        let len = arena.range().len - HUGE_PAGE_SIZE;
+        arena.end_at(len);
+        assert_eq!(arena.range().len, len);
+        let behind = Range { start: arena.range().end(), len: HUGE_PAGE_SIZE };
+        assert!(memory::residence(behind, &mut [0; 512]).is_err(), "still mapped");
+        arena.end_at(len);
     }
 
     #[test]

@@ -21,15 +21,34 @@ impl Bits {
     /// # Errors
     /// `ENOMEM` without address space.
     pub fn new(limit: usize) -> Result<Bits, Errno> {
-        let mut levels = Vec::new();
+        Self::on(limit, Words::new(limit / WORD + 1)?)
+    }
+
+    /// As [`Bits::new`], to be [opened](Bits::open) before numbers are added.
+    ///
+    /// # Errors
+    /// As [`Bits::new`].
+    pub fn closed(limit: usize) -> Result<Bits, Errno> {
+        Self::on(limit, Words::closed(limit / WORD + 1)?)
+    }
+
+    fn on(limit: usize, numbers: Words) -> Result<Bits, Errno> {
+        let mut levels = vec![numbers];
         let mut count = limit / WORD + 1;
-        loop {
-            levels.push(Words::new(count)?);
-            if count == 1 {
-                return Ok(Bits { levels });
-            }
+        while count > 1 {
             count = count.div_ceil(WORD);
+            // All of these are a sixty-third part of the numbers.
+            levels.push(Words::new(count)?);
         }
+        Ok(Bits { levels })
+    }
+
+    /// Numbers in `[from, to)`, which is at most the limit, can be added from now on.
+    ///
+    /// # Errors
+    /// Those of [`Words::open`].
+    pub fn open(&self, from: usize, to: usize) -> Result<(), Errno> {
+        self.levels[0].open(from / WORD, to / WORD + 1)
     }
 
     /// Where the set lies.

@@ -115,7 +115,7 @@ pub struct Core {
     pub(super) hook: HookSlot,
     /// The machine's memory, and the largest request that heuristic overcommit would grant, in bytes.
     machine: usize,
-    largest: usize,
+    largest: AtomicUsize,
     /// Whether spans end with a guard.
     pub(super) guards: bool,
     /// Whether a thread is about to fork, holds the zones, and may be waiting for one that wants them.
@@ -166,10 +166,8 @@ impl Zone {
     /// accessible.
     fn new(range: Range, number: usize, kind: Kind, pages: PageMap, exact: bool, cpus: usize) -> Result<Zone, Errno> {
         let Kind { node, huge, advice } = kind;
-        let mut map = SpanMap::on(pages, if huge { HUGE_PAGE_SIZE } else { PAGE_SIZE })?;
-        if exact {
-            map.be_exact();
-        }
+        let granule = if huge { HUGE_PAGE_SIZE } else { PAGE_SIZE };
+        let map = if exact { SpanMap::exact(pages, granule) } else { SpanMap::on(pages, granule) }?;
         Ok(Zone {
             range,
             number,
@@ -293,12 +291,16 @@ fn guards_work() -> bool {
     }
 }
 
+/// The largest request that heuristic overcommit grants: all memory and swap.
+fn largest_request() -> usize {
+    let memory = procfs::memory_info().ok().filter(|_| !arena::always_overcommits());
+    memory.map_or(usize::MAX, |memory| (memory.total + memory.swap) as usize)
+}
+
 impl Core {
     pub fn new(options: Options, topology: &Topology) -> Result<Core, Errno> {
         let memory = procfs::memory_info().ok();
         let total = memory.map_or(64 << 30, |memory| memory.total as usize);
-        let largest = memory.filter(|_| !arena::always_overcommits());
-        let largest = largest.map_or(usize::MAX, |memory| (memory.total + memory.swap) as usize);
         let nodes = topology.nodes();
         let cpus = topology::possible_cpus();
         let largest_node = (0..nodes).map(|node| topology.cpus(node).count()).max().unwrap_or(1);
@@ -306,7 +308,7 @@ impl Core {
         // Much more address space than memory, so that fragmentation of it never matters.
         let wanted = (16.max(2 * nodes * most_lanes) * total).next_power_of_two();
         let wanted = wanted.clamp(64 << 30, ARENA_MOST.min(8 << 40));
-        let arena = Arena::reserve(wanted, nodes * 64 * HUGE_PAGE_SIZE)?;
+        let mut arena = Arena::reserve(wanted, nodes * 64 * HUGE_PAGE_SIZE)?;
         let stats = StatsPage::new()?;
         // Each zone has room for a span as large as the machine's memory, if possible.
         let room = arena.range().len / (2 * nodes * total.max(1));
@@ -317,8 +319,11 @@ impl Core {
         let zone_shift = (arena.range().len / zone_count).ilog2();
         let zone_len = 1usize << zone_shift;
         let aligned = zone_len >= ZONE_ALIGN;
+        // Whose number need not be one: what they leave is nobody's, and would count against `RLIMIT_AS` all the same.
+        arena.end_at(zone_count * zone_len);
         // One for the whole arena, so that an address says where to look by itself.
-        let map = PageMap::new(zone_count * (zone_len / PAGE_SIZE))?;
+        let pages = zone_count * (zone_len / PAGE_SIZE);
+        let map = if arena.exact() { PageMap::closed(pages) } else { PageMap::new(pages) }?;
         let mut zones = Vec::with_capacity(zone_count);
         for node in 0..nodes {
             for huge in (0..lanes.count()).flat_map(|_| [false, true]) {
@@ -358,7 +363,7 @@ impl Core {
             transfers: Transfers::new(),
             hook: HookSlot::default(),
             machine: total,
-            largest,
+            largest: AtomicUsize::new(largest_request()),
             guards,
             forking: AtomicBool::new(false),
         })
@@ -729,7 +734,13 @@ impl Core {
     /// Whether a request is larger than all memory and swap: the kernel's heuristic overcommit refuses those, and a program that
     /// asks for one expects the refusal rather than to be killed later.
     pub fn exceeds_memory(&self, size: usize) -> bool {
-        size > self.largest
+        if size <= self.largest.load(Ordering::Relaxed) {
+            return false;
+        }
+        // Memory or swap may have been added.
+        let largest = largest_request();
+        self.largest.store(largest, Ordering::Relaxed);
+        size > largest
     }
 
     /// Whether one more span may be moved without coming near the kernel's limit of mappings.

@@ -17,6 +17,22 @@ impl Links {
         Words::new(pages).map(Links)
     }
 
+    /// As [`Links::new`], to be [opened](Links::open) before they are set.
+    ///
+    /// # Errors
+    /// As [`Links::new`].
+    pub fn closed(pages: usize) -> Result<Links, Errno> {
+        Words::closed(pages).map(Links)
+    }
+
+    /// Links of pages `[from, to)` can be set from now on.
+    ///
+    /// # Errors
+    /// Those of [`Words::open`].
+    pub fn open(&self, from: usize, to: usize) -> Result<(), Errno> {
+        self.0.open(from, to)
+    }
+
     /// The next and the previous run.
     pub fn get(&self, at: usize) -> (u32, u32) {
         let word = self.0.at(at).load(Relaxed);

@@ -137,6 +137,22 @@ impl PageMap {
         Ok(PageMap { words: Words::new(pages)?, zone: 0 })
     }
 
+    /// As [`PageMap::new`], to be [opened](PageMap::open) before anything is said to begin somewhere.
+    ///
+    /// # Errors
+    /// As [`PageMap::new`].
+    pub fn closed(pages: usize) -> Result<PageMap, Errno> {
+        Ok(PageMap { words: Words::closed(pages)?, zone: 0 })
+    }
+
+    /// Pages `[from, to)` can be written to from now on.
+    ///
+    /// # Errors
+    /// Those of [`Words::open`].
+    pub fn open(&self, from: usize, to: usize) -> Result<(), Errno> {
+        self.words.open(from, to)
+    }
+
     /// The map of the `pages` pages from `first` on, a zone with `huge` pages or small ones: what one says, the other does.
     ///
     /// # Panics

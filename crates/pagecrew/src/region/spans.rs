@@ -281,6 +281,8 @@ pub struct SpanMap {
     top: usize,
     /// Up to here the map may have memory.
     mapped: usize,
+    /// Up to here the map can be written to.
+    opened: usize,
     /// What begins where.
     map: Arc<PageMap>,
     /// The pages at which something begins.
@@ -314,6 +316,9 @@ const JOINED_LEAST: usize = COLOURED_MOST + ROOM;
 /// The map of so much address space may keep its memory: a thousandth of it.
 const MAPPED_MOST: usize = 32 << 20;
 
+/// The map is opened for so much address space at a time.
+const OPENED: usize = 64 << 20;
+
 /// Where segments begin and end.
 const PAGE: usize = crate::sys::PAGE_SIZE;
 
@@ -338,25 +343,61 @@ impl SpanMap {
     /// As [`SpanMap::new`].
     pub fn on(map: PageMap, granule: usize) -> Result<SpanMap, Errno> {
         let pages = map.pages();
+        let spans = SpanMap::of(map, Bits::new(pages)?, Links::new(pages)?, granule);
+        Ok(SpanMap { loose: true, opened: pages * PAGE, ..spans })
+    }
+
+    /// As [`SpanMap::on`] where what can be written to is accounted: nothing may be accessible that is not in use or retained, and `map` is
+    /// [closed](PageMap::closed).
+    ///
+    /// # Errors
+    /// As [`SpanMap::new`].
+    ///
+    /// # Panics
+    /// As [`SpanMap::new`].
+    pub fn exact(map: PageMap, granule: usize) -> Result<SpanMap, Errno> {
+        let pages = map.pages();
+        Ok(SpanMap::of(map, Bits::closed(pages)?, Links::closed(pages)?, granule))
+    }
+
+    fn of(map: PageMap, heads: Bits, links: Links, granule: usize) -> SpanMap {
+        let pages = map.pages();
         let len = pages * PAGE;
         assert!(len > 0 && granule.is_power_of_two() && granule >= PAGE && len.is_multiple_of(granule));
         assert!(pages < u32::MAX as usize);
-        Ok(SpanMap {
+        SpanMap {
             len,
             granule,
-            loose: true,
+            loose: false,
             top: 0,
             mapped: 0,
+            opened: 0,
             map: Arc::new(map),
-            heads: Bits::new(pages)?,
+            heads,
             available: (0..4).map(|_| Bins::new()).collect(),
-            links: Links::new(pages)?,
+            links,
             bytes: ZoneBytes { reserved: len as u64, ..ZoneBytes::default() },
             used: 0,
             retained: 0,
             discarding: 0,
             moved: 0,
-        })
+        }
+    }
+
+    /// Whether the map can be written to up to `end`, which it is made to where need be.
+    fn opens(&mut self, end: usize) -> bool {
+        if end <= self.opened {
+            return true;
+        }
+        let to = end.next_multiple_of(OPENED).min(self.len);
+        let (from_page, to_page) = (self.opened / PAGE, to / PAGE);
+        let opened = self.map.open(from_page, to_page).is_ok()
+            && self.links.open(from_page, to_page).is_ok()
+            && self.heads.open(from_page, to_page).is_ok();
+        if opened {
+            self.opened = to;
+        }
+        opened
     }
 
     /// What lies where, for those who look without the zone's lock.
@@ -682,7 +723,10 @@ impl SpanMap {
                 let offset = if request.fresh { fresh() } else { None };
                 offset.map(|offset| self.with_what_lies_before(offset, &request))
             });
-        let Some(offset) = offset else { return false };
+        // With what its last granule has behind it.
+        let (granule, zone_end) = (self.granule, self.len);
+        let end = |offset: usize| (offset + len).next_multiple_of(granule).min(zone_end);
+        let Some(offset) = offset.filter(|&offset| self.opens(end(offset))) else { return false };
         (grant.offset, grant.len) = (offset, len);
         let marks = self.cut_out(offset, len, &mut grant.pieces);
         let fresh = grant.pieces.backed() == 0;
@@ -1027,6 +1071,9 @@ impl SpanMap {
             if count > RUN {
                 return None;
             }
+        }
+        if !self.opens(wanted_end) {
+            return None;
         }
         let mut pieces = Pieces::new();
         let marks = self.cut_out(end, wanted_end - end, &mut pieces);

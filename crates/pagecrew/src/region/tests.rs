@@ -283,6 +283,16 @@ fn a_full_arena_is_an_error_and_recovers() {
 }
 
 #[test]
+fn an_arena_has_nothing_that_no_zone_has() {
+    for nodes in 1..=8 {
+        let core = Core::new(Options::default(), &Topology::uniform(nodes, 3)).unwrap();
+        let of_zones: usize = core.zones.iter().map(|zone| zone.range.len).sum();
+        assert_eq!(core.arena.range().len, of_zones, "{nodes} nodes");
+        assert_eq!(core.zones.last().unwrap().range.end(), core.arena.range().end());
+    }
+}
+
+#[test]
 fn a_tightened_region_gives_up_what_it_does_not_use() {
     let region = region(|_| {});
     let span = region.allocate(8 * MIB, 1).unwrap();

@@ -25,8 +25,21 @@ impl Words {
     /// # Errors
     /// Those of [`memory::map`].
     pub fn new(count: usize) -> Result<Words, Errno> {
+        Self::with(count, Protection::ReadWrite)
+    }
+
+    /// An array of `count` words that can only be read until they are [opened](Words::open). Those that were not count neither against
+    /// overcommit nor `RLIMIT_DATA`.
+    ///
+    /// # Errors
+    /// Those of [`memory::map`].
+    pub fn closed(count: usize) -> Result<Words, Errno> {
+        Self::with(count, Protection::Read)
+    }
+
+    fn with(count: usize, protection: Protection) -> Result<Words, Errno> {
         let len = Self::len_of(count);
-        let range = Range { start: memory::map(len, Protection::ReadWrite)?, len };
+        let range = Range { start: memory::map(len, protection)?, len };
         // One word written must not cost 2 MiB, whatever the system's setting is.
         // SAFETY: this kind of advice changes no contents.
         let _ = unsafe { memory::advise(range, Advice::NoHugePage) };
@@ -58,6 +71,21 @@ impl Words {
     /// Where the array lies.
     pub fn range(&self) -> Range {
         Range { start: self.start, len: Self::len_of(self.len()) }
+    }
+
+    /// Makes the words in `[from, to)` writable, and what shares their pages.
+    ///
+    /// # Errors
+    /// `ENOMEM` where that is more than may be written to; nothing has changed then.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn open(&self, from: usize, to: usize) -> Result<(), Errno> {
+        assert!(from <= to && to <= self.len());
+        let address = |index: usize| self.start + index * size_of::<AtomicU64>();
+        let (start, end) = (address(from) & !(PAGE_SIZE - 1), address(to).next_multiple_of(PAGE_SIZE));
+        // SAFETY: more rights on words harm nobody, and they stay mapped.
+        unsafe { memory::protect(Range { start, len: end - start }, Protection::ReadWrite) }
     }
 
     /// The word at `index`, if there is one.
@@ -171,6 +199,29 @@ mod tests {
         unsafe { memory::map_fresh(gone, Protection::ReadWrite) }.unwrap();
         drop((words, parts));
         assert!(memory::residence(gone, &mut [0]).is_ok());
+    }
+
+    #[test]
+    fn closed_words_read_as_zero_and_can_be_written_once_they_are_open() {
+        let words = Words::closed(1 << 20).unwrap();
+        let part = words.part(1 << 19, 1 << 10);
+        assert_eq!(part.at(1000).load(Ordering::Relaxed), 0);
+        part.open(100, 200).unwrap();
+        part.at(150).store(7, Ordering::Relaxed);
+        assert_eq!(words.at((1 << 19) + 150).load(Ordering::Relaxed), 7);
+        let protection_at = |address: usize| {
+            let text = std::fs::read_to_string("/proc/self/maps").unwrap();
+            let line = text.lines().find(|line| {
+                let (start, rest) = line.split_once('-').unwrap();
+                let end = rest.split_once(' ').unwrap().0;
+                let number = |text| usize::from_str_radix(text, 16).unwrap();
+                (number(start)..number(end)).contains(&address)
+            });
+            line.unwrap().split_once(' ').unwrap().1[..4].to_owned()
+        };
+        let start = words.range().start;
+        assert_eq!((protection_at(start), protection_at(part.range().start + 800)), ("r--p".into(), "rw-p".into()));
+        assert_eq!(protection_at(part.range().start + PAGE_SIZE), "r--p");
     }
 
     #[test]
