@@ -6,6 +6,7 @@ use crate::output;
 use crate::signals::{self, SignalDescriptor, SignalSet};
 use crate::supervised;
 use pagecrew::sys::clock::now_ns;
+use std::cell::Cell;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ pub enum Event {
 pub struct Service {
     signals: SignalDescriptor,
     before: SignalSet,
+    /// Whether it has said that it is served.
+    served: Cell<bool>,
 }
 
 impl Service {
@@ -35,11 +38,12 @@ impl Service {
         let signals = SignalDescriptor::new(&set).map_err(|error| Failure::Failed(format!("signals: {error}")))?;
         // Whoever reads what it says may be stopped, and nobody waits for him.
         output::never_wait().map_err(|error| Failure::Failed(format!("the thread that writes: {error}")))?;
-        Ok(Service { signals, before })
+        Ok(Service { signals, before, served: Cell::new(false) })
     }
 
     /// It is served: the service manager may start what needs it.
     pub fn ready(&self) {
+        self.served.set(true);
         notify::ready();
     }
 
@@ -58,8 +62,11 @@ impl Service {
         notify::reloading();
     }
 
-    /// Has `reload` read the settings again.
+    /// Has `reload` read the settings again. A service that is not served yet is not served by that.
     pub fn reload(&self, reload: impl FnOnce()) {
+        if !self.served.get() {
+            return reload();
+        }
         self.reloading();
         reload();
         self.ready();

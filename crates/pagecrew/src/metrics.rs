@@ -110,7 +110,7 @@ const PARTS: [(Part, &str, &str); 5] = [
     (
         Part::Pool,
         "pagecrew pool serve",
-        "JSON: `pagecrew pool status --json`, which has at most 32 files of a node, 100 users and 100 taken files. `node` is the kernel's\n\
+        "JSON: `pagecrew pool status --json`, which has at most 32 waiting files of a node. `node` is the kernel's\n\
          number of the node; `user` is the user's number in JSON, and in OpenMetrics the name, or the number where there is no name. All figures\n\
          are of one moment.",
     ),

@@ -71,13 +71,13 @@ fn failure(place: &str, error: &std::io::Error) -> Failure {
     }
 }
 
-/// The path by the way that no link changes, in a directory where nobody else can change names.
+/// The path by the way that no link changes, in a directory where nobody else can make or change names.
 fn place(path: &Path) -> Result<PathBuf, Failure> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Failure::Usage(format!("metrics: {} is not the path of a socket", path.display())));
     };
     std::fs::create_dir_all(directory).map_err(|error| failure(&directory.display().to_string(), &error))?;
-    let directory = pool::safe_directory(directory).map_err(|error| match error {
+    let directory = pool::socket_directory(directory).map_err(|error| match error {
         pool::Error::NotOwn(path) => Failure::Usage(format!(
             "metrics: {} is another user's, or others may write to it: choose a directory where only this user and root may write",
             path.display()

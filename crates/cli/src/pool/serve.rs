@@ -9,9 +9,9 @@ use crate::output::note;
 use crate::service::{Event, Service};
 use crate::values::{parse_group, parse_percent, parse_user};
 use indicatif::ProgressBar;
-use pagecrew::pool::{Options, Server, Subordinates};
+use pagecrew::pool::{Options, Progress, Server, Subordinates};
 use pagecrew::sys::clock::now_ns;
-use pagecrew::units::{parse_duration, parse_size};
+use pagecrew::units::{Bytes, parse_duration, parse_size};
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -105,9 +105,20 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     }
     let bar = BAR.get_or_init(progress::bar);
     let mut served = false;
+    let mut standstill = Standstill::new(now_ns());
     loop {
         if !served {
-            served = server.progress().ready >= settings.ready;
+            let Progress { ready, waiting, .. } = server.progress();
+            served = ready >= settings.ready;
+            if !served && standstill.lasts(ready, now_ns()) {
+                served = true;
+                log(&format!(
+                    "{} of {} that were to be ready are, and it goes no further{}: what comes after the pool is no longer kept waiting",
+                    Bytes(ready as u64),
+                    Bytes(settings.ready as u64),
+                    waiting.map_or(String::new(), |why| format!(" ({why})"))
+                ));
+            }
             if served { service.ready() } else { service.starting() }
         }
         let look = (!served).then_some(LOOK);
@@ -134,6 +145,30 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
 /// Fails as the service would for the settings of `file`.
 pub fn check(file: Option<&Path>) -> Result<(), Failure> {
     settings(&Arguments { config: file.map(Path::to_owned), ..Arguments::default() }).map(drop)
+}
+
+/// Whether filling goes on, before the service is said to be served: a machine must not wait for ever in the middle of its start.
+struct Standstill {
+    /// The most that was ready, and since when.
+    most: usize,
+    since_ns: u64,
+}
+
+impl Standstill {
+    /// So long nothing may come.
+    const MOST: Duration = Duration::from_secs(60);
+
+    fn new(now_ns: u64) -> Standstill {
+        Standstill { most: 0, since_ns: now_ns }
+    }
+
+    /// Whether nothing has come for too long, with `ready` bytes ready now.
+    fn lasts(&mut self, ready: usize, now_ns: u64) -> bool {
+        if ready > self.most {
+            *self = Standstill { most: ready, since_ns: now_ns };
+        }
+        now_ns.saturating_sub(self.since_ns) >= Standstill::MOST.as_nanos() as u64
+    }
 }
 
 /// How often it is looked whether enough is ready to say that it is served.
@@ -170,10 +205,11 @@ fn reload(server: &Server, arguments: &Arguments, running: &Settings) {
 
 /// What differs between two settings and does not change in a running server.
 fn fixed_settings(running: &Settings, wanted: &Settings) -> Vec<&'static str> {
-    let metrics = running.metrics != wanted.metrics;
+    let (metrics, ready) = (running.metrics != wanted.metrics, running.ready != wanted.ready);
     let (running, wanted) = (&running.options, &wanted.options);
     let differs = |name: &str| match name {
         "metrics" => metrics,
+        "ready" => ready,
         "directory" => running.directory != wanted.directory,
         "socket" => running.socket != wanted.socket,
         "socket-mode" => running.socket_mode != wanted.socket_mode,
@@ -197,8 +233,13 @@ fn settings(arguments: &Arguments) -> Result<Settings, Failure> {
     let config = given(arguments)?.or(Config::read(arguments.config.as_deref())?);
     let (ready, metrics) = (config.ready.unwrap_or(0), config.metrics.clone());
     let mut options = config.options(filler()).map_err(Failure::Usage)?;
-    // Without the file, nobody has any.
-    let subordinates = std::fs::read_to_string("/etc/subuid").unwrap_or_default();
+    let subordinates = match std::fs::read_to_string("/etc/subuid") {
+        Ok(text) => text,
+        // Without the file, nobody has any.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        // Else users would have as many quotas as they have numbers.
+        Err(error) => return Err(Failure::Failed(format!("/etc/subuid: {error}"))),
+    };
     options.quotas.subordinates = Subordinates::read(&subordinates, |name| parse_user(name).ok());
     Ok(Settings { options, ready, metrics })
 }
@@ -342,12 +383,31 @@ mod tests {
     }
 
     #[test]
+    fn a_start_does_not_wait_for_ever() {
+        let second = 1_000_000_000;
+        let mut standstill = Standstill::new(0);
+        // However slow, as long as something comes.
+        assert!((1..100).all(|number| !standstill.lasts(number as usize, number * 59 * second)));
+        let last = 99 * 59 * second;
+        assert!(!standstill.lasts(5, last + 59 * second) && standstill.lasts(99, last + 60 * second));
+    }
+
+    #[test]
     fn what_needs_a_new_start_is_named() {
         let running = parse_all(&[]).unwrap();
         let live = parse_all(&["--size=2G", "--cpu=9", "--floor=1G", "--unused=1", "--quota=1G"]).unwrap();
         assert!(fixed_settings(&running, &live).is_empty());
-        let fixed = ["--directory=/d", "--backing=tmpfs", "--limit=8G", "--socket-mode=0", "--metrics=9750"];
+        let fixed = [
+            "--directory=/d",
+            "--backing=tmpfs",
+            "--limit=8G",
+            "--ready=1G",
+            "--socket-mode=0",
+            "--socket-group=0",
+            "--metrics=9750",
+        ];
         let fixed = fixed_settings(&running, &parse_all(&fixed).unwrap());
-        assert_eq!(fixed, ["backing", "limit", "socket-mode", "directory", "socket", "metrics"]);
+        let all: Vec<&str> = TABLE.keys.iter().filter(|key| !key.live).map(|key| key.name).collect();
+        assert_eq!(fixed, all);
     }
 }

@@ -5,8 +5,10 @@ use crate::failure::Failure;
 use crate::output::{print, printable, render, table};
 use crate::signals::SignalSet;
 use nix::unistd::{Uid, User};
+use pagecrew::pool::{Client, STATUS_SHOWN};
 use pagecrew::units::Bytes;
 use serde::Deserialize;
+use serde_json::Value;
 use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -39,7 +41,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let mut shown = false;
     loop {
-        let json = client.status().map_err(failure)?;
+        let json = whole(&client)?;
         if shown && !arguments.json {
             print(if std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "\n" })?;
         }
@@ -49,6 +51,37 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             return Ok(());
         }
     }
+}
+
+/// All of the answer, which comes in parts where there are many users or taken files.
+fn whole(client: &Client) -> Result<String, Failure> {
+    let mut json = client.status().map_err(failure)?;
+    let mut from = STATUS_SHOWN;
+    while let Some(longer) = joined(&json, from, |from| client.status_from(from).ok())? {
+        (json, from) = (longer, from + STATUS_SHOWN);
+    }
+    Ok(json)
+}
+
+/// The answer `json` with what is in the next one, from number `from` on; `None` where it is whole, or there is no next one.
+fn joined(json: &str, from: usize, next: impl FnOnce(usize) -> Option<String>) -> Result<Option<String>, Failure> {
+    const LISTS: [&str; 2] = ["users", "taken"];
+    let parse = |json: &str| -> Result<Value, Failure> {
+        serde_json::from_str(json).map_err(|error| Failure::Failed(format!("the pool's answer '{json}': {error}")))
+    };
+    let mut whole = parse(json)?;
+    let is_full = |list: &str| whole[list].as_array().is_some_and(|list| list.len() >= from);
+    if !LISTS.into_iter().any(is_full) {
+        return Ok(None);
+    }
+    let Some(next) = next(from) else { return Ok(None) };
+    let mut next = parse(&next)?;
+    for list in LISTS {
+        if let (Some(list), Some(more)) = (whole[list].as_array_mut(), next[list].as_array_mut()) {
+            list.append(more);
+        }
+    }
+    Ok(Some(whole.to_string()))
 }
 
 /// How much is ready and how much is kept, in all or on a node, by what a server has answered.
@@ -251,6 +284,21 @@ mod tests {
         {"size_bytes":8589934592,"filled_bytes":4294967296}]}],"users":[{"user":0,"taken_bytes":8589934592,"files":1,"quota_bytes":null},
         {"user":3999999999,"taken_bytes":2097152,"files":2,"quota_bytes":4194304}],"taken":[{"user":0,"node":0,"file":"0123456789abcdef-n0","size_bytes":8589934592,"held_seconds":7300.0}],"counters":{"takes":3,"handed_out_bytes":1000,
         "handed_out_ready_bytes":980,"refused":7,"released":1,"filled_bytes":1,"given_back_bytes":0,"elsewhere_bytes":2097152,"cpu_seconds":0.5}}"#;
+
+    #[test]
+    fn long_answers_are_put_together() {
+        let answer = |users: std::ops::Range<u32>, taken: std::ops::Range<u32>| {
+            let list = |range: std::ops::Range<u32>| Value::from(range.collect::<Vec<_>>());
+            serde_json::json!({"users": list(users), "taken": list(taken)}).to_string()
+        };
+        let (first, second) = (answer(0..2, 0..4), answer(0..0, 4..5));
+        let whole = joined(&first, 4, |from| (from == 4).then_some(second)).unwrap().unwrap();
+        assert_eq!(whole, answer(0..2, 0..5));
+        assert_eq!(joined(&whole, 8, |_| panic!("it is whole")).unwrap(), None);
+        // Of an older server, the first one has to do.
+        assert_eq!(joined(&first, 4, |_| None).unwrap(), None);
+        assert!(joined("nonsense", 4, |_| None).is_err());
+    }
 
     #[test]
     fn a_pool_at_a_glance() {

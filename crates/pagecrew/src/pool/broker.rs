@@ -317,7 +317,7 @@ impl<F: Clone> Broker<F> {
         match event {
             Event::Take(wish, survey) => self.take(wish, survey, now),
             Event::HandedOut(handing) => self.handed_out(handing),
-            Event::NotHandedOut(handing, reason) => self.not_handed_out(handing, reason),
+            Event::NotHandedOut(handing, reason) => self.not_handed_out(handing, reason, now),
             Event::Release(asker, name, owner) => self.release(asker, &name, owner),
             Event::Resize { peer, size, node } => self.resize(peer, size, node),
             Event::Unheard(id) => self.let_go(id).into_iter().collect(),
@@ -362,7 +362,7 @@ impl<F: Clone> Broker<F> {
                 None => return refuse(Code::Failed, "the pool has no nodes"),
             },
         };
-        let taken = state.taken_bytes();
+        let taken = state.shared_bytes();
         if taken.saturating_add(size) > self.limit {
             let [limit, taken, size] = [self.limit, taken, size].map(|bytes| Bytes(bytes as u64));
             let message = format!(
@@ -417,6 +417,7 @@ impl<F: Clone> Broker<F> {
         let taken = TakenFile {
             file: file.clone(),
             name,
+            handed_out: size,
             size,
             user: account,
             since,
@@ -493,8 +494,8 @@ impl<F: Clone> Broker<F> {
         vec![Action::Give { name, node, size, ready }]
     }
 
-    fn not_handed_out(&mut self, handing: Handing<F>, reason: String) -> Vec<Action<F>> {
-        let Handing { entry: Entry { id, node, .. }, file, .. } = handing;
+    fn not_handed_out(&mut self, handing: Handing<F>, reason: String, now: Now) -> Vec<Action<F>> {
+        let Handing { entry: Entry { id, node, .. }, file, peer, .. } = handing;
         let mut actions = vec![Action::Remove { id, node }];
         match (file, self.state.taken.get_mut(&id)) {
             (Some(file), Some(taken)) => {
@@ -504,7 +505,10 @@ impl<F: Clone> Broker<F> {
             // There never was one.
             _ => drop(self.state.forget(id)),
         }
-        actions.push(Action::Log(reason.clone()));
+        // Whoever asks again and again is told each time, and the log once a minute.
+        if self.offenders.may_say(peer.user, now.ns) {
+            actions.push(Action::Log(reason.clone()));
+        }
         actions.extend(refuse(Code::Failed, reason));
         actions
     }
@@ -570,7 +574,7 @@ impl<F: Clone> Broker<F> {
     fn shrunk(&mut self, id: u64, done: bool) -> Vec<Action<F>> {
         if let Some(taken) = self.state.taken.get_mut(&id) {
             taken.put_back = if done { PutBack::No } else { PutBack::Failed };
-            let size = taken.handed_out();
+            let size = taken.handed_out;
             if done {
                 self.state.charge(id, size);
             }
@@ -619,7 +623,7 @@ impl<F: Clone> Broker<F> {
                 of.waiting.push(ready);
                 // While it was being changed, its place in the limit may have been given away.
                 let (state, limit) = (&self.state, self.limit);
-                let excess = (state.taken_bytes() + state.ready() + state.being_filled()).saturating_sub(limit);
+                let excess = (state.shared_bytes() + state.ready() + state.being_filled()).saturating_sub(limit);
                 if excess > 0 { self.give_up(excess) } else { Vec::new() }
             }
             None => vec![Action::Remove { id: ready.id, node }],
@@ -643,7 +647,7 @@ impl<F: Clone> Broker<F> {
             taken.owner = seen.owner;
         }
         // What is being put back is counted by what it has, and is not to stay that large.
-        let allowed = if taken.put_back == PutBack::No { taken.size } else { taken.handed_out() };
+        let allowed = if taken.put_back == PutBack::No { taken.size } else { taken.handed_out };
         let within = seen.len <= allowed && seen.backed <= allowed;
         if within && taken.put_back == PutBack::Failed {
             // Its owner has done it himself.
@@ -694,7 +698,7 @@ impl<F: Clone> Broker<F> {
             }
             // It is tried again; he has done nothing since.
             PutBack::Failed => {
-                let action = shrink(id, taken, if again { 0 } else { taken.handed_out() });
+                let action = shrink(id, taken, if again { 0 } else { taken.handed_out });
                 self.state.charge_more(id, seen.backed);
                 return vec![action];
             }
@@ -704,7 +708,7 @@ impl<F: Clone> Broker<F> {
         let gone = taken.offences >= OFFENCES;
         let mut actions = Vec::new();
         if can_open {
-            let size = if gone { 0 } else { taken.handed_out() };
+            let size = if gone { 0 } else { taken.handed_out };
             actions.push(shrink(id, taken, size));
         }
         if gone {
@@ -936,6 +940,24 @@ mod tests {
         broker.handle(Event::Release(Asker { connection, peer, account: 0 }, name, None), at(1));
         assert!(broker.handle(seen_at(ID, 9, 8, 21), at(1)).is_empty());
         assert_eq!(bytes(&broker), 8);
+    }
+
+    #[test]
+    fn what_one_user_adds_and_keeps_locked_keeps_nobody_else_from_being_served() {
+        let (mut broker, _) = broker(Some(1));
+        broker.limit = 8 * HUGE_PAGE_SIZE;
+        assert!(!broker.handle(seen_at(ID, 40, 40, 1), at(1)).is_empty());
+        assert!(broker.handle(seen_at(ID, 40, 40, 2), at(1)).is_empty());
+        assert_eq!(broker.state.accounts.bytes(1000), 40 * HUGE_PAGE_SIZE);
+        let asker = Asker { connection: 2, peer: Peer { pid: 1, user: 1001, group: 1001 }, account: 1001 };
+        let wish = |pages| Wish { asker, size: pages * HUGE_PAGE_SIZE, node: None, until: Until::Unused };
+        let survey = Some(Survey { available: 1 << 40, id: 9 });
+        let refused = |broker: &mut Broker<u32>, pages| {
+            let actions = broker.take(wish(pages), survey, at(2));
+            actions.iter().any(|action| matches!(action, Action::Refuse(_)))
+        };
+        assert!(refused(&mut broker, 7));
+        assert!(!refused(&mut broker, 6));
     }
 
     #[test]

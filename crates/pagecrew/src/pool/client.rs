@@ -145,7 +145,18 @@ impl Client {
     /// # Errors
     /// [`Error::Answer`] where the server went meanwhile.
     pub fn status(&self) -> Result<String, Error> {
-        match self.ask(&protocol::Request::Status)? {
+        self.status_from(0)
+    }
+
+    /// As [`status`](Client::status), without the first `from` of the users and of the taken files: an answer has [`STATUS_SHOWN`] of each at
+    /// most.
+    ///
+    /// # Errors
+    /// As [`status`](Client::status); [`Error::Refused`] by servers that have no such request.
+    ///
+    /// [`STATUS_SHOWN`]: super::STATUS_SHOWN
+    pub fn status_from(&self, from: usize) -> Result<String, Error> {
+        match self.ask(&protocol::Request::Status { from })? {
             (Answer::Status { json }, _) => Ok(json),
             (answer, _) => Err(unexpected(&answer)),
         }

@@ -48,6 +48,8 @@ pub(super) struct Connection {
     pub peer: Peer,
     /// The user who pays for what the peer takes.
     pub account: u32,
+    /// All groups that the peer is in.
+    pub groups: Vec<u32>,
     /// When it was last heard of.
     heard_ns: AtomicU64,
 }
@@ -206,7 +208,9 @@ impl Common {
             *next_number += 1;
             let heard_ns = AtomicU64::new(clock::now_ns());
             let account = self.shared.broker().state.settings.quotas.subordinates.account_of(peer.user);
-            let connection = Connection { number, socket, peer, account, heard_ns };
+            let mut groups = socket.peer_groups();
+            groups.push(peer.group);
+            let connection = Connection { number, socket, peer, account, groups, heard_ns };
             if !self.has_room(account) {
                 self.shared.broker().state.counters.refused += 1;
                 let message = "too many connections; close some".into();

@@ -7,8 +7,8 @@ use super::rest::Rest;
 use super::server::Shared;
 use super::state::{Condition, GivenUp, Life, Settings, TakenFile};
 use super::store;
-use crate::control::Bucket;
 use crate::control::arbiter::{Courtesy, Sums};
+use crate::control::{Bucket, Repeats};
 use crate::sys::mount::MemoryFs;
 use crate::sys::sched::{self, Class};
 use crate::sys::vmstat::VmStat;
@@ -125,6 +125,8 @@ pub(super) struct Keeper {
     /// Whether it was said that all is ready.
     said_full: bool,
     given_back: Sum,
+    /// Why nothing was filled, as it was said.
+    waits: Repeats,
 }
 
 /// What comes next.
@@ -162,6 +164,7 @@ impl Keeper {
             turn: 0,
             said_full: false,
             given_back: Sum::default(),
+            waits: Repeats::new(SAY),
             shared,
         }
     }
@@ -279,7 +282,12 @@ impl Keeper {
         if broker.state.condition != condition {
             broker.state.condition = condition;
             drop(broker);
-            (self.shared.log)(&format!("filling waits: {why}"));
+            // Where filling itself causes what it waits for, that happens with each piece.
+            match self.waits.happened(why, clock::now_ns()) {
+                None => {}
+                Some(1) => (self.shared.log)(&format!("filling waits: {why}")),
+                Some(times) => (self.shared.log)(&format!("filling waits: {why} ({times} times since that was said)")),
+            }
         }
         Next::Wait(LOOK)
     }
@@ -415,6 +423,8 @@ impl Keeper {
             self.reclaimed = self.vmstat.as_mut().and_then(|vmstat| Some(vmstat.read().ok()?.reclaimed));
             self.stall_us = stall_us;
         }
+        // Memory may have been added.
+        self.total = procfs::memory_info().map_or(self.total, |memory| memory.total);
         let readings = Readings { now_ns, total: self.total, available, stall_us, reclaimed: self.reclaimed };
         self.gate.judge(readings, ready as u64, len as u64)
     }
@@ -547,6 +557,17 @@ const _: () = assert!(PIECE.is_multiple_of(HUGE_PAGE_SIZE));
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_reason_to_wait_is_explained_to_operators() {
+        let page = include_str!("../../../../docs/operations.md");
+        let reasons = [NODE_FULL, FRAGMENTED, NONE_RESERVED, NOTHING_LEFT].map(str::to_owned);
+        let of_gate = [gate::Reason::Floor, gate::Reason::Pressure].map(|reason| reason.to_string());
+        for reason in reasons.into_iter().chain(of_gate) {
+            let line = page.lines().find(|line| line.starts_with("| `filling waits: ") && line.contains(&reason));
+            assert!(line.is_some(), "nothing says what '{reason}' means");
+        }
+    }
 
     #[test]
     fn the_less_stands_above_the_floor_the_more_often_it_is_looked() {

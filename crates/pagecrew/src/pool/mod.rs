@@ -52,5 +52,5 @@ pub use protocol::{ANSWER_MOST, Answer, Code, Malformed, REQUEST_MOST, Request a
 pub use quota::{Exceeded, FILES_MOST, GroupQuota, Quotas, Subordinates};
 pub use server::{Observer, Progress, Server};
 pub use state::Counters;
-pub use status::{FileStatus, NodeStatus, STATUS_VERSION, Status, Sums, TakenStatus, UserStatus};
-pub use store::safe_directory;
+pub use status::{FileStatus, NodeStatus, STATUS_SHOWN, STATUS_VERSION, Status, Sums, TakenStatus, UserStatus};
+pub use store::{safe_directory, socket_directory};

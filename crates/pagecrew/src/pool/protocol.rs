@@ -46,7 +46,10 @@ pub enum Request {
         node: Option<usize>,
     },
     /// How it stands.
-    Status,
+    Status {
+        /// Of users and taken files, so many are passed over.
+        from: usize,
+    },
 }
 
 /// What the server answers.
@@ -223,7 +226,7 @@ impl Request {
             },
             "release" => Request::Release { path: fields.last("path")? },
             "resize" => Request::Resize { size: fields.size()?, node: fields.number("node")? },
-            "status" => Request::Status,
+            "status" => Request::Status { from: fields.number("from")?.unwrap_or(0) },
             other => {
                 let message = format!("'{}' is not one of take, release, resize, status", clipped(other));
                 return Err(Malformed(message));
@@ -247,7 +250,8 @@ impl fmt::Display for Request {
             }
             Request::Release { path } => write!(f, "release path={path}"),
             Request::Resize { size, node: of } => write!(f, "resize size={size}{}", node(of)),
-            Request::Status => write!(f, "status"),
+            Request::Status { from: 0 } => write!(f, "status"),
+            Request::Status { from } => write!(f, "status from={from}"),
         }
     }
 }
@@ -315,7 +319,8 @@ mod tests {
         assert_eq!(Request::read(b"take size=2097152"), take(2 << 20, None, Until::Unused));
         assert_eq!(Request::read(b"take size=4194304 node=1 until=closed\n"), take(4 << 20, Some(1), Until::Closed));
         assert_eq!(Request::read(b"release path=/a b=c"), Ok(Request::Release { path: "/a b=c".into() }));
-        assert_eq!(Request::read(b"status"), Ok(Request::Status));
+        assert_eq!(Request::read(b"status"), Ok(Request::Status { from: 0 }));
+        assert_eq!(Request::read(b"status from=100"), Ok(Request::Status { from: 100 }));
     }
 
     #[test]
@@ -334,6 +339,7 @@ mod tests {
             (b"release", "path"),
             (b"resize size=1 path=/x", "path=/x"),
             (b"status now", "now"),
+            (b"status from=now", "now"),
             (b"take \xff", "UTF-8"),
         ] {
             let error = Request::read(packet).unwrap_err().to_string();
@@ -357,7 +363,7 @@ mod tests {
             }),
             "[^\n]*".prop_map(|path| Request::Release { path }),
             (any::<usize>(), any::<Option<usize>>()).prop_map(|(size, node)| Request::Resize { size, node }),
-            Just(Request::Status),
+            any::<usize>().prop_map(|from| Request::Status { from }),
         ]
     }
 

@@ -70,8 +70,7 @@ impl Quotas {
     /// What would be exceeded: the user's own, or that of a group that he is in.
     pub fn charge(&self, accounts: &mut Accounts, user: u32, bytes: usize) -> Result<(), Exceeded> {
         for (&group, quota) in self.groups.iter().filter(|(_, quota)| quota.members.contains(&user)) {
-            let taken =
-                quota.members.iter().fold(0_usize, |sum, member| sum.saturating_add(accounts.account(*member).bytes));
+            let taken = quota.members.iter().fold(0_usize, |sum, &member| sum.saturating_add(accounts.shared(member)));
             if taken.checked_add(bytes).is_none_or(|sum| sum > quota.most) {
                 return Err(Exceeded::Group { group, taken, quota: quota.most, asked: bytes });
             }
@@ -139,8 +138,17 @@ impl std::error::Error for Exceeded {}
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Account {
+    /// What was handed out.
     bytes: usize,
+    /// What the user has added to that.
+    added: usize,
     files: usize,
+}
+
+impl Account {
+    fn all(self) -> usize {
+        self.bytes.saturating_add(self.added)
+    }
 }
 
 /// What each user has. Whoever has nothing is not in it, so it is no larger than what there is to take.
@@ -160,14 +168,15 @@ impl Accounts {
     /// `user` gets one more file of `bytes`, or it is said why not and nothing changes. What is over a quota that was
     /// lowered stays.
     pub fn charge(&mut self, user: u32, bytes: usize, quota: Option<usize>) -> Result<(), Exceeded> {
-        let Account { bytes: taken, files } = self.account(user);
+        let account = self.account(user);
+        let (taken, files) = (account.all(), account.files);
         if files >= FILES_MOST {
             return Err(Exceeded::Files { files });
         }
         let quota = quota.unwrap_or(usize::MAX);
         match taken.checked_add(bytes) {
             Some(sum) if sum <= quota => {
-                self.0.insert(user, Account { bytes: sum, files: files + 1 });
+                self.put_down(user, bytes);
                 Ok(())
             }
             _ => Err(Exceeded::Bytes { taken, quota, asked: bytes }),
@@ -176,11 +185,18 @@ impl Accounts {
 
     /// `user` has one more file of `bytes`, whatever that makes: it is there.
     pub fn put_down(&mut self, user: u32, bytes: usize) {
-        let Account { bytes: taken, files } = self.account(user);
-        self.0.insert(user, Account { bytes: taken.saturating_add(bytes), files: files + 1 });
+        let account = self.0.entry(user).or_default();
+        account.bytes = account.bytes.saturating_add(bytes);
+        account.files += 1;
     }
 
-    /// A file of `bytes` that `user` had is gone.
+    /// What `user` has added to a file that was handed out is now `after` bytes instead of `before`.
+    pub fn added(&mut self, user: u32, before: usize, after: usize) {
+        let Some(account) = self.0.get_mut(&user) else { return };
+        account.added = account.added.saturating_sub(before).saturating_add(after);
+    }
+
+    /// A file of `bytes` that `user` had, and has added nothing to, is gone.
     pub fn refund(&mut self, user: u32, bytes: usize) {
         let Some(account) = self.0.get_mut(&user) else { return };
         account.bytes = account.bytes.saturating_sub(bytes);
@@ -192,12 +208,24 @@ impl Accounts {
 
     /// Bytes that are put down to `user`.
     pub fn bytes(&self, user: u32) -> usize {
-        self.account(user).bytes
+        self.account(user).all()
+    }
+
+    /// Of these, what counts for what users share: what was handed out. What a user has added and can't be made to give back yet is on that user's
+    /// account alone, or one could keep all others from being served. Root may add what it likes, and has it counted.
+    pub fn shared(&self, user: u32) -> usize {
+        let account = self.account(user);
+        if user == ROOT { account.all() } else { account.bytes }
+    }
+
+    /// The same of all together.
+    pub fn shared_by_all(&self) -> usize {
+        self.0.keys().fold(0, |sum, &user| sum.saturating_add(self.shared(user)))
     }
 
     /// Everybody who has something: the user, bytes, and files.
     pub fn users(&self) -> impl Iterator<Item = (u32, usize, usize)> {
-        self.0.iter().map(|(&user, account)| (user, account.bytes, account.files))
+        self.0.iter().map(|(&user, account)| (user, account.all(), account.files))
     }
 }
 
@@ -282,6 +310,23 @@ mod tests {
         accounts.refund(8, 2 * GIB);
         quotas.charge(&mut accounts, 8, GIB).unwrap();
         assert!(quotas.charge(&mut accounts, 8, usize::MAX).is_err());
+    }
+
+    #[test]
+    fn what_a_user_adds_is_on_no_others_account() {
+        let members = [7, 8].into();
+        let quotas = Quotas { groups: [(36, GroupQuota { most: 6 * GIB, members })].into(), ..Quotas::default() };
+        let mut accounts = Accounts::new();
+        quotas.charge(&mut accounts, 7, GIB).unwrap();
+        quotas.charge(&mut accounts, 0, GIB).unwrap();
+        accounts.added(7, 0, 40 * GIB);
+        accounts.added(0, 0, 2 * GIB);
+        assert_eq!((accounts.bytes(7), accounts.shared_by_all()), (41 * GIB, 4 * GIB));
+        assert!(accounts.charge(7, GIB, Some(41 * GIB)).is_err());
+        quotas.charge(&mut accounts, 8, 5 * GIB).unwrap();
+        accounts.added(7, 40 * GIB, 0);
+        accounts.refund(7, GIB);
+        assert_eq!((accounts.bytes(7), accounts.shared_by_all()), (0, 8 * GIB));
     }
 
     #[test]

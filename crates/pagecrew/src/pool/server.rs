@@ -385,7 +385,10 @@ impl Shared {
         let Connection { number, peer, account, .. } = *connection;
         let asker = Asker { connection: number, peer, account };
         match request {
-            Request::Take { size, node, until } => Ok(Event::Take(Wish { asker, size, node, until }, None)),
+            Request::Take { size, node, until } => {
+                self.broker().state.join(account, &connection.groups);
+                Ok(Event::Take(Wish { asker, size, node, until }, None))
+            }
             Request::Release { path } => match self.store.taken_name(Path::new(&path)) {
                 Some(name) => Ok(Event::Release(asker, name.to_owned(), self.store.owner(name))),
                 None => {
@@ -394,9 +397,9 @@ impl Shared {
                 }
             },
             Request::Resize { size, node } => Ok(Event::Resize { peer, size, node }),
-            Request::Status => {
+            Request::Status { from } => {
                 let all = peer.user == 0 || peer.user == store::own_user();
-                Err(Answer::Status { json: self.status((!all).then_some(account)).json() })
+                Err(Answer::Status { json: self.status((!all).then_some(account)).json(from) })
             }
         }
     }
@@ -500,10 +503,16 @@ impl Server {
             own_user,
             offenders: Offenders::default(),
         };
+        let nothing_left = left.ready.is_empty() && left.taken.is_empty();
         adopt(&mut broker.state, left, &store);
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(Error::system("making an event descriptor for", &options.directory))?;
-        let listener = listen(&options)?;
+        let listener = listen(&options).inspect_err(|_| {
+            // A server that is none leaves nothing but what it has found.
+            if nothing_left {
+                let _ = store.close();
+            }
+        })?;
         let taken = broker.state.taken.len();
         let shared = Arc::new(Shared {
             store,
@@ -548,8 +557,7 @@ impl Server {
         let memory = procfs::memory_info().map_err(Error::system("reading", Path::new("/proc/meminfo")))?;
         let settings = settings(options, &topology::nodes_with_memory(), memory.total)?;
         let mut broker = self.shared.broker();
-        broker.state.settings = settings;
-        broker.state.plan();
+        broker.state.change(settings);
         drop(broker);
         self.shared.wake_keeper();
         Ok(())
@@ -623,9 +631,9 @@ fn listen(options: &Options) -> Result<Listener, Error> {
     };
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     std::fs::create_dir_all(directory).map_err(Error::system("making the directory", directory))?;
-    let path = &store::safe_directory(directory)?.join(name);
+    let path = &store::socket_directory(directory)?.join(name);
     // The directory is locked, so whoever made it is gone. Where it is elsewhere, somebody may be there.
-    if Socket::connect(path).is_ok() {
+    if Socket::is_served(path) {
         return Err(Error::Served { directory: path.clone(), pid: None });
     }
     match std::fs::symlink_metadata(path) {

@@ -8,7 +8,7 @@ use super::quota::{Accounts, Quotas};
 use super::stock::{self, Refill, Step, Waiting};
 use crate::stats::figures;
 use crate::sys::HUGE_PAGE_SIZE;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// The settings that can change while a pool is served.
@@ -54,6 +54,9 @@ pub(super) struct TakenFile<F> {
     pub file: Option<F>,
     /// The file's name, which says the rest.
     pub name: String,
+    /// Bytes that were handed out.
+    pub handed_out: usize,
+    /// Bytes that it counts as: what was handed out, and what its owner was seen to have added and has not given back.
     pub size: usize,
     /// On whose account it is.
     pub user: u32,
@@ -85,11 +88,6 @@ pub(super) struct Found<F> {
 }
 
 impl<F> TakenFile<F> {
-    /// Bytes that were handed out, as far as its name says that.
-    pub fn handed_out(&self) -> usize {
-        Entry::read(&self.name).and_then(|entry| entry.holding).map_or(self.size, |holding| holding.size)
-    }
-
     /// Whether it is where its name says, and nobody is about to change that or its size.
     pub fn is_settled(&self) -> bool {
         !matches!(self.life, Life::Arriving(_) | Life::Leaving)
@@ -204,6 +202,8 @@ pub(super) struct State<F> {
     pub nodes: BTreeMap<usize, Node<F>>,
     pub taken: BTreeMap<u64, TakenFile<F>>,
     pub accounts: Accounts,
+    /// Who was seen to be in groups that have a quota, by the groups' numbers.
+    joined: BTreeMap<u32, BTreeSet<u32>>,
     /// Bytes of memory in each user's taken files, when they were last looked at.
     backed: BTreeMap<u32, usize>,
     pub condition: Condition,
@@ -223,6 +223,7 @@ impl<F: Clone> State<F> {
             nodes,
             taken: BTreeMap::new(),
             accounts: Accounts::new(),
+            joined: BTreeMap::new(),
             backed: BTreeMap::new(),
             condition: Condition::Filling,
             counters: Counters::default(),
@@ -233,7 +234,31 @@ impl<F: Clone> State<F> {
         state
     }
 
-    /// Decides anew which files are to wait: to be called when the settings have changed.
+    /// Other settings from now on.
+    pub fn change(&mut self, settings: Settings) {
+        self.settings = settings;
+        for (group, members) in std::mem::take(&mut self.joined) {
+            members.into_iter().for_each(|account| self.join(account, &[group]));
+        }
+        self.plan();
+    }
+
+    /// The kernel says that `account` is in `groups`: what it takes counts for them, whatever was known of their members when the settings were
+    /// read. It may have become one since, or is listed where only the system's login looks.
+    pub fn join(&mut self, account: u32, groups: &[u32]) {
+        if account == 0 {
+            return;
+        }
+        for group in groups {
+            if let Some(quota) = self.settings.quotas.groups.get_mut(group)
+                && quota.members.insert(account)
+            {
+                self.joined.entry(*group).or_default().insert(account);
+            }
+        }
+    }
+
+    /// Decides anew which files are to wait: to be called when sizes or files have changed.
     pub fn plan(&mut self) {
         for (number, node) in &mut self.nodes {
             let size = self.settings.sizes.get(number).copied().unwrap_or(0);
@@ -271,6 +296,11 @@ impl<F: Clone> State<F> {
         self.taken.values().map(|taken| taken.size).sum()
     }
 
+    /// Of these, what counts against the pool's limit ([`Accounts::shared`]).
+    pub fn shared_bytes(&self) -> usize {
+        self.accounts.shared_by_all()
+    }
+
     /// Bytes that were promised to those who have taken files, and that they have not touched yet.
     pub fn promised(&self) -> usize {
         self.taken.values().map(|taken| taken.promised).sum()
@@ -295,7 +325,7 @@ impl<F: Clone> State<F> {
     /// Bytes that waiting files may still get where no more than `limit` may be in files. What is taken counts whole: whoever has it may
     /// not have touched all of it, or have given a part back to the kernel for a while.
     pub fn room(&self, limit: usize) -> usize {
-        let room = limit.saturating_sub(self.taken_bytes() + self.ready());
+        let room = limit.saturating_sub(self.shared_bytes() + self.ready());
         room / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE
     }
 
@@ -362,6 +392,7 @@ impl<F: Clone> State<F> {
         let taken = TakenFile {
             file,
             name,
+            handed_out: size,
             size,
             user,
             since,
@@ -390,9 +421,9 @@ impl<F: Clone> State<F> {
     /// Counts a file as `size` bytes of its user's.
     pub fn charge(&mut self, id: u64, size: usize) {
         if let Some(taken) = self.taken.get_mut(&id) {
-            self.accounts.refund(taken.user, taken.size);
-            self.accounts.put_down(taken.user, size);
-            taken.size = size;
+            let added = |size: usize| size.saturating_sub(taken.handed_out);
+            self.accounts.added(taken.user, added(taken.size), added(size));
+            taken.size = size.max(taken.handed_out);
         }
     }
 
@@ -418,6 +449,7 @@ impl<F: Clone> State<F> {
     /// Takes the entry of a taken file out, which is its user's no longer.
     pub fn forget(&mut self, id: u64) -> Option<TakenFile<F>> {
         self.note_memory(id, 0);
+        self.charge(id, 0);
         let taken = self.taken.remove(&id)?;
         if self.backed.get(&taken.user) == Some(&0) {
             self.backed.remove(&taken.user);
@@ -450,6 +482,7 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::super::protocol::Until;
+    use super::super::quota::GroupQuota;
     use super::*;
 
     fn state(nodes: usize, pages: usize) -> State<()> {
@@ -460,6 +493,29 @@ mod tests {
     fn found(id: u64, size: usize, user: u32) -> Found<()> {
         let entry = Entry { id, node: 0, holding: Some(Holding { size, user, since: 7, until: Until::Unused }) };
         Found { name: entry.to_string(), entry, file: None, going: false }
+    }
+
+    #[test]
+    fn who_is_seen_in_a_group_shares_its_quota_after_a_reload_as_well() {
+        const PAGE: usize = HUGE_PAGE_SIZE;
+        let with_groups = |members: &[u32]| {
+            let quota = GroupQuota { most: 6 * PAGE, members: members.iter().copied().collect() };
+            let quotas = Quotas { groups: [(36, quota)].into(), ..Quotas::default() };
+            Settings { quotas, ..Settings::plain(BTreeMap::from([(0, 0)])) }
+        };
+        let mut state: State<u32> = State::new(with_groups(&[7]));
+        let charge = |state: &mut State<u32>, user, pages: usize| {
+            let State { settings, accounts, .. } = state;
+            settings.quotas.charge(accounts, user, pages * PAGE).is_ok()
+        };
+        assert!(charge(&mut state, 7, 4));
+        state.join(8, &[4, 36]);
+        state.join(0, &[36]);
+        assert!(!charge(&mut state, 8, 3) && charge(&mut state, 0, 9));
+        state.change(with_groups(&[7]));
+        assert!(!charge(&mut state, 8, 3) && charge(&mut state, 8, 2));
+        state.change(Settings::plain(BTreeMap::from([(0, 0)])));
+        assert!(charge(&mut state, 8, 9));
     }
 
     #[test]

@@ -212,15 +212,15 @@ impl Status {
             .collect()
     }
 
-    /// The object; its fields are described in `docs/pool.md`.
-    pub fn json(&self) -> String {
+    /// The object, without the first `from` of the users and of the taken files; its fields are described in `docs/pool.md`.
+    pub fn json(&self, from: usize) -> String {
         let mut text = String::new();
         // Writing to a string can't fail.
-        let _ = self.write_json(&mut text);
+        let _ = self.write_json(&mut text, from);
         text
     }
 
-    fn write_json(&self, out: &mut String) -> std::fmt::Result {
+    fn write_json(&self, out: &mut String, from: usize) -> std::fmt::Result {
         write!(out, "{{\"version\":{STATUS_VERSION},\"pid\":{},\"backing\":{}", self.pid, quoted(self.backing))?;
         write!(out, ",\"directory\":{}", quoted(&self.directory.to_string_lossy()))?;
         write_figures(out, self.sums.figures())?;
@@ -238,13 +238,13 @@ impl Status {
             write!(out, "]}}")?;
         }
         write!(out, "],\"users\":[")?;
-        for (index, user) in self.users.iter().take(USERS_SHOWN).enumerate() {
+        for (index, user) in self.users.iter().skip(from).take(STATUS_SHOWN).enumerate() {
             write!(out, "{}{{\"user\":{}", comma(index), user.user)?;
             write_figures(out, user.figures())?;
             write!(out, "}}")?;
         }
         write!(out, "],\"taken\":[")?;
-        for (index, taken) in self.taken.iter().take(TAKEN_SHOWN).enumerate() {
+        for (index, taken) in self.taken.iter().skip(from).take(STATUS_SHOWN).enumerate() {
             write!(out, "{}{{\"user\":{},\"node\":{}", comma(index), taken.user, taken.node)?;
             write!(out, ",\"file\":{}", quoted(&taken.file))?;
             write_figures(out, taken.figures())?;
@@ -258,8 +258,8 @@ impl Status {
 
 /// An answer is one packet; on a machine with many nodes the sums say enough.
 const FILES_SHOWN: usize = 32;
-const USERS_SHOWN: usize = 100;
-const TAKEN_SHOWN: usize = 100;
+/// The most users, and the most taken files, that an answer has. Others are asked for from a number on.
+pub const STATUS_SHOWN: usize = 100;
 
 fn of_node<F>(state: &State<F>, number: usize, node: &Node<F>) -> NodeStatus {
     let size = state.settings.sizes.get(&number).copied().unwrap_or(0);
@@ -354,11 +354,14 @@ mod tests {
         (1..2000).for_each(|user| state.accounts.charge(user, 1 << 40, None).unwrap());
         let facts = Facts { backing: "tmpfs", directory: "/run/x".into(), limit: 1 << 44, available: 1 << 43 };
         let status = Status::new(&state, facts, None);
-        let text = status.json();
+        let text = status.json(0);
         assert!(text.len() < super::super::protocol::ANSWER_MOST - 100, "{}", text.len());
         assert!(text.starts_with("{\"version\":2,") && text.ends_with("}}"));
         let sums = "\"size_bytes\":17592186044416,\"ready_bytes\":0,\"filling_bytes\":17592186044416,";
         assert!(text.contains(sums) && text.contains("\"budget_cpu_ratio\":0.25,"), "{text}");
+        // The others are in the answers that follow.
+        let users = |from: usize| status.json(from).matches("\"user\":").count();
+        assert_eq!([0, 1900, 1950, 1999, 5000].map(users), [100, 99, 49, 0, 0]);
         // Samples have no such bound.
         let users = status.samples().into_iter().filter(|sample| sample.metric.key() == "files").count();
         assert_eq!(users, 1999);

@@ -351,10 +351,7 @@ fn own_directory(path: &Path) -> Result<(), Error> {
 /// [`Error::NotOwn`] with the one that somebody else can change.
 pub fn safe_directory(directory: &Path) -> Result<PathBuf, Error> {
     let directory = directory.canonicalize().map_err(Error::system("looking at", directory))?;
-    // In a user namespace, whose the directories above are can't be told, and there is no root's service to be led astray.
-    let mut buffer = procfs::Buffer::new();
-    let map = procfs::read(c"/proc/self/uid_map", &mut buffer).unwrap_or_default();
-    if map.split_whitespace().ne(["0", "0", "4294967295"]) {
+    if in_a_namespace() {
         return Ok(directory);
     }
     for above in directory.ancestors() {
@@ -364,6 +361,26 @@ pub fn safe_directory(directory: &Path) -> Result<PathBuf, Error> {
         }
     }
     Ok(directory)
+}
+
+/// As [`safe_directory`], of a directory in which only root and this user make names, too: whoever looks for one there must not find another's.
+///
+/// # Errors
+/// [`Error::NotOwn`] with the one that somebody else can change.
+pub fn socket_directory(directory: &Path) -> Result<PathBuf, Error> {
+    let directory = safe_directory(directory)?;
+    let facts = std::fs::metadata(&directory).map_err(Error::system("looking at", &directory))?;
+    if facts.mode() & 0o022 != 0 && !in_a_namespace() {
+        return Err(Error::NotOwn(directory));
+    }
+    Ok(directory)
+}
+
+/// Whether this is in a user namespace: whose the directories above are can't be told there, and there is no root's service to be led astray.
+fn in_a_namespace() -> bool {
+    let mut buffer = procfs::Buffer::new();
+    let map = procfs::read(c"/proc/self/uid_map", &mut buffer).unwrap_or_default();
+    map.split_whitespace().ne(["0", "0", "4294967295"])
 }
 
 /// Whether nobody but root and `own` can change the names of others' files in a directory of this owner and mode.

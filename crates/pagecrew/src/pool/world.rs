@@ -9,7 +9,7 @@ use super::capacity::Capacity;
 use super::ledger::{Entry, Holding};
 use super::protocol::{Code, Until};
 use super::quota::Quotas;
-use super::state::{Found, GivenUp, Life, Ready, Refusal, Settings, State, TakenFile};
+use super::state::{Found, GivenUp, Life, Ready, Refusal, Settings, State};
 use crate::sys::HUGE_PAGE_SIZE;
 use crate::sys::seqpacket::Peer;
 use proptest::prelude::*;
@@ -412,7 +412,7 @@ impl World {
                 let had = self.broker.state.accounts.users().find(|(user, ..)| *user == asker.account);
                 assert!(had.map_or(0, |(_, bytes, _)| bytes) + size > quota(asker.account), "{message}");
             }
-            Code::Limit => assert!(self.broker.state.taken_bytes() + wish.unwrap().size > LIMIT, "{message}"),
+            Code::Limit => assert!(self.broker.state.shared_bytes() + wish.unwrap().size > LIMIT, "{message}"),
             Code::NoMemory => assert!(wish.unwrap().size > self.broker.state.ready(), "{message}"),
             Code::Denied | Code::NotFound => assert!(wish.is_none(), "{message}"),
             Code::Failed => {}
@@ -604,7 +604,7 @@ impl World {
             let entry = Entry::read(&name).unwrap();
             let Holding { size, user, since, .. } = entry.holding.unwrap();
             let known = before.state.taken.get(&entry.id).expect("the former server had it on an account");
-            assert_eq!((size, user, since, &name), (known.handed_out(), known.user, known.since, &known.name));
+            assert_eq!((size, user, since, &name), (known.handed_out, known.user, known.since, &known.name));
             let file = (!self.one_in(8)).then_some(number);
             self.broker.state.adopt(Found { name, entry, file, going });
         }
@@ -621,10 +621,9 @@ impl World {
         let kept: BTreeMap<u32, (usize, usize)> =
             state.accounts.users().map(|(user, bytes, files)| (user, (bytes, files))).collect();
         assert_eq!(accounts, kept, "each account is the sum of its files");
-        // What somebody has made of his files and nobody could take from him yet is counted, too.
         let handed_out = |user: Option<u32>| -> usize {
             let of_user = state.taken.values().filter(|taken| user.is_none_or(|user| taken.user == user));
-            of_user.map(TakenFile::handed_out).sum()
+            of_user.map(|taken| taken.handed_out).sum()
         };
         for &user in accounts.keys() {
             assert!(handed_out(Some(user)) <= quota(user), "{user} has {}", handed_out(Some(user)));

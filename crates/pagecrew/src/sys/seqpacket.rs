@@ -112,6 +112,15 @@ impl Socket {
         Ok(Socket(socket))
     }
 
+    /// Whether somebody listens at `path`. Waits for nobody.
+    pub fn is_served(path: &Path) -> bool {
+        let Ok(address) = SocketAddrUnix::new(path) else { return false };
+        let Ok(socket) = new() else { return false };
+        let waits_not = rustix::io::ioctl_fionbio(&socket, true);
+        // Somebody who has no room for one more is there, too.
+        waits_not.is_ok() && matches!(rustix::net::connect(&socket, &address), Ok(()) | Err(rustix::io::Errno::AGAIN))
+    }
+
     /// Two ends of a connection.
     ///
     /// # Errors
@@ -149,6 +158,35 @@ impl Socket {
         };
         Errno::check(result.into())?;
         Ok(Peer { pid: peer.pid, user: peer.uid, group: peer.gid })
+    }
+
+    /// The groups of whoever has connected, besides [`Peer::group`], as they were then (`SO_PEERGROUPS`, Linux 4.13). Empty where the kernel does
+    /// not say.
+    pub fn peer_groups(&self) -> Vec<u32> {
+        const SO_PEERGROUPS: libc::c_int = 59;
+        let mut groups = vec![0_u32; 32];
+        loop {
+            let mut len = size_of_val(groups.as_slice()) as libc::socklen_t;
+            // SAFETY: the answer and its length are valid places, and the length is that of the answer.
+            let result = unsafe {
+                libc::getsockopt(
+                    self.0.as_raw_fd(),
+                    libc::SOL_SOCKET,
+                    SO_PEERGROUPS,
+                    groups.as_mut_ptr().cast(),
+                    &mut len,
+                )
+            };
+            let count = len as usize / size_of::<u32>();
+            match Errno::check(result.into()) {
+                Ok(_) => {
+                    groups.truncate(count);
+                    return groups;
+                }
+                Err(Errno(libc::ERANGE)) if count > groups.len() => groups.resize(count, 0),
+                Err(_) => return Vec::new(),
+            }
+        }
     }
 
     /// Sends `bytes`, with `descriptor` if there is one, as one packet. Doesn't wait: who doesn't read has no room for more.

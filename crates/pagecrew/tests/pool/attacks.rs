@@ -8,6 +8,8 @@ use std::process::{ChildStdin, ChildStdout};
 
 /// What the attacker may have.
 const QUOTA: usize = 16 * MIB;
+/// A user who does nothing wrong.
+const OTHER: u32 = 65_000;
 /// What the pool keeps ready.
 const READY: usize = 32 * MIB;
 /// So long something may be on nobody's account. In a guest, everything takes longer (`scripts/guests.sh`).
@@ -45,10 +47,9 @@ impl Attacker {
 
     /// Waits until it has come to its next rest.
     fn rested(&mut self) {
-        let mut line = String::new();
-        while !line.ends_with("rests\n") {
-            line.clear();
-            assert!(self.hear.read_line(&mut line).unwrap() > 0, "the attacker has failed");
+        let mut said = String::new();
+        while !said.ends_with("rests\n") {
+            assert!(self.hear.read_line(&mut said).unwrap() > 0, "the attacker has failed: {said}");
         }
     }
 
@@ -76,21 +77,35 @@ fn in_mount(place: &Place) -> usize {
     ((facts.f_blocks - facts.f_bfree) * facts.f_frsize) as usize
 }
 
-/// Whether all there is stays on the accounts, but for moments.
+/// Whether all there is stays on the accounts, and the attacker within what he may have, but for moments.
 fn all_is_counted(place: &Place, client: &Client, attack: &str) {
     let deadline = Instant::now() + 2 * late();
-    let mut since: Option<Instant> = None;
+    let mut since: [Option<Instant>; 2] = [None; 2];
     while Instant::now() < deadline {
         let status = status(client);
         let (held, counted) = (in_mount(place), READY + figure(&status, "taken_bytes"));
-        if held <= counted {
-            since = None;
-        } else {
-            let since = *since.get_or_insert_with(Instant::now);
-            assert!(since.elapsed() < late(), "{attack}: {} bytes are on nobody's account: {status}", held - counted);
+        // What he keeps locked, nobody can take from him: then it is only counted.
+        let bound = if attack == LOCKED { usize::MAX } else { QUOTA };
+        let excess = [
+            (held.saturating_sub(counted), "bytes are on nobody's account"),
+            (bytes_of(&status, NOBODY).saturating_sub(bound), "bytes beyond the quota"),
+        ];
+        for (since, (bytes, what)) in since.iter_mut().zip(excess) {
+            if bytes == 0 {
+                *since = None;
+            } else {
+                let since = *since.get_or_insert_with(Instant::now);
+                assert!(since.elapsed() < late(), "{attack}: {bytes} {what}: {status}");
+            }
         }
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Bytes on a user's account.
+fn bytes_of(status: &str, user: u32) -> usize {
+    let account = status.split("\"users\":").nth(1).and_then(|users| users.split(&format!("\"user\":{user},")).nth(1));
+    account.map_or(0, |account| figure(account, "taken_bytes"))
 }
 
 /// Whether root is served in time, with what was ready.
@@ -104,6 +119,7 @@ fn others_are_served(client: &Client, attack: &str) {
 
 type Attack = fn(&Path, &Client);
 
+const LOCKED: &str = "files are kept locked by writes that never end";
 const ATTRIBUTES: &str = "attributes are written until there is no room for more";
 
 /// The trials: each uses up to its quota, tries to have more, and rests with whatever it has got hold of.
@@ -124,7 +140,7 @@ const ATTACKS: [(&str, Attack); 25] = [
     ("the file is left with an io_uring", left_with_a_ring),
     ("an access list lets others open it", access_list),
     ("a lease, a lock of each kind and a watch are put on the file", leases_and_locks),
-    ("files are kept locked by writes that never end", kept_locked),
+    (LOCKED, kept_locked),
     (ATTRIBUTES, attributes),
     ("the lock of the directory is taken", directory_lock),
     ("files that wait are looked for", waiting_files),
@@ -163,9 +179,13 @@ fn try_it(name: &str) {
         // By default there is room for an eighth of the machine's memory.
         rustix::mount::mount_remount(place.mount(), rustix::mount::MountFlags::empty(), "nr_inodes=1000").unwrap();
     }
+    // Somebody who does nothing wrong, and is never to be refused.
+    let mut other = Attacker::start_as(OTHER, &place, "take and give back");
+    other.rested();
     let mut attacker = Attacker::start(&place, name);
     attacker.rested();
     all_is_counted(&place, &client, name);
+    other.end();
     others_are_served(&client, name);
     attacker.end();
     wait_for(&client, "given back", |status| figure(status, "taken_bytes") == 0);
@@ -203,6 +223,25 @@ fn a_successor_knows_what_was_handed_out_whatever_became_of_it() {
         drop(client);
         server.stop().unwrap();
     }
+}
+
+/// What a user has made of a file that is kept locked is on that user's account, and keeps nobody else from what the pool may give.
+#[test]
+fn what_is_kept_locked_does_not_use_up_the_limit_of_all() {
+    let place = Place::new("limited");
+    let limit = Some(READY + 2 * QUOTA);
+    let Some(server) = serve(Options { limit, ..place.options(READY) }) else { return };
+    let client = Client::connect(&place.socket()).unwrap();
+    wait_until_full(&client);
+    let mut attacker = Attacker::start(&place, "made longer and kept locked");
+    attacker.rested();
+    wait_for(&client, "counted", |status| bytes_of(status, NOBODY) > READY + 2 * QUOTA);
+    let other = client.take(&request(QUOTA, Until::Closed)).unwrap();
+    assert_eq!(code(client.take(&request(READY + QUOTA, Until::Closed))), Code::Limit);
+    attacker.end();
+    drop(other);
+    drop(client);
+    server.stop().unwrap();
 }
 
 /// Nor does a server that ends, or one that begins, wait for whoever keeps a file locked.
@@ -559,17 +598,17 @@ fn page_that_never_comes() -> usize {
 /// Has a thread keep a file locked: a write holds the lock while it waits for its source.
 fn keep_locked(file: &File) {
     let (file, page) = (file.try_clone().unwrap(), PAGE.get().unwrap());
-    std::thread::spawn(move || {
-        // SAFETY: the page is mapped for good, and nobody ever writes to it.
-        let source = unsafe { std::slice::from_raw_parts(*page as *const u8, 4096) };
-        let _ = file.write_at(source, 0);
-    });
     let locked = || {
         let of_tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
         let waiting = |task: &Path| std::fs::read_to_string(task.join("syscall")).unwrap_or_default();
         of_tasks.filter(|task| waiting(&task.path()).starts_with(&format!("{} ", libc::SYS_pwrite64))).count()
     };
     let before = locked();
+    std::thread::spawn(move || {
+        // SAFETY: the page is mapped for good, and nobody ever writes to it.
+        let source = unsafe { std::slice::from_raw_parts(*page as *const u8, 4096) };
+        let _ = file.write_at(source, 0);
+    });
     let deadline = Instant::now() + 20 * late();
     while locked() <= before && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
@@ -715,11 +754,54 @@ fn odd_paths(directory: &Path, client: &Client) {
 }
 
 /// What is done to a file of 4 MiB between two servers.
+/// Makes a file longer, keeps it locked before it is put back, and uses all of it.
+fn longer_and_locked(client: &Client) {
+    // More than the pool may give, and less than its mount has room for.
+    const LEN: usize = 80 * MIB;
+    for _ in 0..5 {
+        let taken = take(client, 4 * MIB);
+        taken.file.set_len(LEN as u64).unwrap();
+        keep_locked(&taken.file);
+        if taken.file.metadata().unwrap().len() == LEN as u64 {
+            let mapped = Mapped::new(&taken.file, 0, LEN).unwrap();
+            let start = mapped.range().start;
+            // SAFETY: mapped, and nobody shortens the file while it is locked.
+            (0..LEN).step_by(4096).for_each(|offset| unsafe { ((start + offset) as *mut u8).write(1) });
+            return rest();
+        }
+    }
+    panic!("the file was put back before it was locked, each time");
+}
+
+/// Takes a little and gives it back, all the time, until it is to end. Never to be refused.
+fn take_and_give_back(client: &Client) {
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            rest();
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        while !over.load(std::sync::atomic::Ordering::Relaxed) {
+            let taken = client.take(&request(4 * MIB, Until::Unused)).unwrap();
+            client.release(&taken.path).unwrap();
+            drop(taken);
+            // No more than a user may have at once, however long it takes until the kernel has it back.
+            std::thread::sleep(Duration::from_millis(100) * u32::try_from(late().as_secs()).unwrap());
+        }
+    });
+}
+
 fn while_nobody_serves(attack: &str, directory: &Path, client: &Client) {
     if attack == "take what is left" {
         let taken = client.take(&request(QUOTA / 2, Until::Unused));
         assert!(taken.is_ok() || code(taken) == Code::Quota);
         return rest();
+    }
+    if attack == "take and give back" {
+        return take_and_give_back(client);
+    }
+    if attack == "made longer and kept locked" {
+        return longer_and_locked(client);
     }
     let taken = take(client, 4 * MIB);
     if attack == "kept locked and released" {

@@ -693,6 +693,31 @@ fn a_directory_that_others_may_write_to_is_refused() {
 }
 
 #[test]
+fn a_socket_is_only_where_nobody_else_makes_names() {
+    let place = Place::new("links");
+    let start = |socket: PathBuf| Server::start(Options { socket, ..place.options(2 * MIB) }, quiet);
+    // As /tmp is: nobody changes another's names there, and anybody can be the first to have one.
+    let open = place.0.join("open");
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o1777)).unwrap();
+    match start(open.join("socket")) {
+        Err(Error::NotOwn(path)) => assert_eq!(path, open.canonicalize().unwrap()),
+        Err(Error::MayNotMount(_)) => return,
+        other => panic!("{:?}", other.map(drop)),
+    }
+    // A link is not followed, wherever it leads.
+    let victim = place.0.join("victim");
+    std::fs::write(&victim, "whole").unwrap();
+    for (name, target) in [("to a file", victim.clone()), ("to nothing", place.0.join("nothing"))] {
+        std::os::unix::fs::symlink(target, place.0.join(name)).unwrap();
+        assert!(start(place.0.join(name)).is_err(), "a link {name} was followed");
+    }
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "whole");
+    assert!(!place.0.join("nothing").exists());
+    assert_eq!(place.mounts(), 0);
+}
+
+#[test]
 fn a_user_without_rights_is_told_so() {
     let place = Place::new("rights");
     // SAFETY: takes nothing and cannot fail.
