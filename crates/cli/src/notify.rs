@@ -36,26 +36,29 @@ pub fn stopping() {
     tell("STOPPING=1");
 }
 
-/// What `systemctl status` is to show.
+/// What `systemctl status` is to show. Waits for nobody: the next one says more.
 pub fn status(text: &str) {
-    tell(&format!("STATUS={}", text.replace('\n', "; ")));
+    if let Some(socket) = std::env::var_os(VARIABLE) {
+        let _ = send(&socket, &format!("STATUS={}", text.replace('\n', "; ")), false);
+    }
 }
 
 fn tell(state: &str) {
     // A service manager that doesn't hear waits, or doesn't; there is nothing to be done about it here.
     if let Some(socket) = std::env::var_os(VARIABLE) {
-        let _ = send(&socket, state);
+        let _ = send(&socket, state, true);
     }
 }
 
 /// A name that begins with `@` is none in the file system.
-fn send(socket: &OsStr, state: &str) -> io::Result<()> {
+fn send(socket: &OsStr, state: &str, wait: bool) -> io::Result<()> {
     let address = match socket.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(socket)?,
     };
     let socket = UnixDatagram::unbound()?;
     socket.set_write_timeout(Some(PATIENCE))?;
+    socket.set_nonblocking(!wait)?;
     socket.send_to_addr(state.as_bytes(), &address).map(drop)
 }
 
@@ -150,7 +153,7 @@ mod tests {
             "",
             "\u{0}\u{ff}",
         ] {
-            send(hearer.path().as_os_str(), text).unwrap();
+            send(hearer.path().as_os_str(), text, true).unwrap();
         }
         let expected = [Said::More(Duration::from_millis(1500)), Said::Ready, Said::Status("a = b".into())];
         assert_eq!(hearer.heard(), expected);
@@ -169,13 +172,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify");
         let socket = UnixDatagram::bind(&path).unwrap();
-        send(path.as_os_str(), "READY=1").unwrap();
+        send(path.as_os_str(), "READY=1", true).unwrap();
         assert_eq!(received(&socket), "READY=1");
         let name = format!("pagecrew-notify-{}", std::process::id());
         let socket = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
-        send(OsStr::new(&format!("@{name}")), "STATUS=x").unwrap();
+        send(OsStr::new(&format!("@{name}")), "STATUS=x", true).unwrap();
         assert_eq!(received(&socket), "STATUS=x");
         drop(socket);
-        assert!(send(OsStr::new(&format!("@{name}")), "STATUS=x").is_err());
+        assert!(send(OsStr::new(&format!("@{name}")), "STATUS=x", true).is_err());
     }
 }

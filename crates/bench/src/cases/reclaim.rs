@@ -33,6 +33,9 @@ const MIN_FREE: &str = "/proc/sys/vm/min_free_kbytes";
 /// So many readers there are beside a neighbour.
 const BESIDE: usize = 8;
 
+/// So many figures a load has.
+const FIGURES: usize = 4;
+
 /// From one load to the next one of a steady state.
 const PAUSE: Duration = Duration::from_secs(2);
 /// Without a load, demand is forgotten within this time.
@@ -175,13 +178,30 @@ fn refusal() -> Result<Option<String>> {
     Ok(None)
 }
 
-/// A load: seconds, direct reclaims, MiB reclaimed by the readers.
+/// Those of the contestants that this machine can have; why not, is said of the others.
+fn possible(files: &Path, contestants: Vec<Contestant>, report: &mut Report) -> Vec<Contestant> {
+    let mut found = Vec::new();
+    for contestant in contestants {
+        let tried = match contestant.name.as_str() {
+            GROUP => Change::make(GROUP).and_then(Change::undo),
+            UNCACHED => load(files, 1, &Change::Uncached).map(drop),
+            _ => Ok(()),
+        };
+        match tried {
+            Ok(()) => found.push(contestant),
+            Err(error) => report.note(&format!("{} is left out: {error:#}", contestant.name)),
+        }
+    }
+    found
+}
+
+/// A load: seconds, direct reclaims, MiB reclaimed by the readers, seconds of CPU time of the whole machine.
 fn load(files: &Path, readers: usize, change: &Change) -> Result<Vec<f64>> {
     run_program(&mut change.readers(files, readers)?)?.figures()
 }
 
 fn loads(files: &Path, setting: &Setting, report: &mut Report) -> Result<()> {
-    let contestants = contestants(setting.quick);
+    let contestants = possible(files, contestants(setting.quick), report);
     for &readers in if setting.quick { &[8][..] } else { &[8, 16, 64] } {
         let results =
             alternate(report, &format!("{readers} readers"), setting.repetitions(), &contestants, |contestant| {
@@ -195,7 +215,7 @@ fn loads(files: &Path, setting: &Setting, report: &mut Report) -> Result<()> {
                 change.undo()?;
                 Ok([first?, steady?].concat())
             })?;
-        for (when, from) in [("after rest", 0), ("steady", 3)] {
+        for (when, from) in [("after rest", 0), ("steady", FIGURES)] {
             let bars = |peer: &Contestant, stock: f64, others: f64| {
                 Bar::Ratio(if peer.name == STOCK { stock } else { others })
             };
@@ -206,9 +226,11 @@ fn loads(files: &Path, setting: &Setting, report: &mut Report) -> Result<()> {
             let time = |peer: &Contestant| Comparison::new(BENCH, of("time"), "s").bar(bars(peer, 1.3, 0.98));
             let reclaimed =
                 |_: &Contestant| Comparison::new(BENCH, of("reclaimed by the readers"), "MiB").resolution(0.1);
+            let cpu = |_: &Contestant| Comparison::new(BENCH, of("CPU time of the machine"), "s").resolution(0.1);
             let rows = against_the_first(stalls, &contestants, &results, from + 1)
                 .chain(against_the_first(time, &contestants, &results, from))
-                .chain(against_the_first(reclaimed, &contestants, &results, from + 2));
+                .chain(against_the_first(reclaimed, &contestants, &results, from + 2))
+                .chain(against_the_first(cpu, &contestants, &results, from + 3));
             for row in rows {
                 report.row(row)?;
             }
@@ -246,9 +268,9 @@ fn neighbour(files: &Path, own: &Path, setting: &Setting, report: &mut Report) -
     let waits = |peer: &Contestant| row("its waits for the disk", "").resolution(1.0).bar(bar(peer, Bar::Times(1.0)));
     let slowest = |peer: &Contestant| row("99.9 % of its allocations", "us").bar(bar(peer, Bar::Ratio(5.0)));
     let for_memory = |_: &Contestant| row("the same but for waits for a CPU", "us");
-    let rows = against_the_first(waits, &contestants, &results, 3)
-        .chain(against_the_first(slowest, &contestants, &results, 4))
-        .chain(against_the_first(for_memory, &contestants, &results, 5))
+    let rows = against_the_first(waits, &contestants, &results, FIGURES)
+        .chain(against_the_first(slowest, &contestants, &results, FIGURES + 1))
+        .chain(against_the_first(for_memory, &contestants, &results, FIGURES + 2))
         .chain(against_the_first(|_| row("the readers' time", "s"), &contestants, &results, 0));
     for row in rows {
         report.row(row)?;

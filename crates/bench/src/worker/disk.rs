@@ -23,6 +23,9 @@ const CHUNK: usize = 1 << 20;
 /// Of the disk, so much is the file system's own.
 const OVERHEAD: usize = 10;
 
+/// So long a disk that readers still have is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// The file system of the disk below the directory that it is kept at.
 pub fn files(base: &Path) -> PathBuf {
     base.join("files")
@@ -83,8 +86,14 @@ impl Disk {
 
     /// Takes away what there is.
     fn remove(&mut self) -> Result<()> {
-        if std::mem::take(&mut self.mounted) {
-            output(Command::new("umount").arg(files(&self.base)))?;
+        if self.mounted {
+            // Readers that were killed a moment ago are at their end.
+            let until = now_ns() + PATIENCE.as_nanos() as u64;
+            while let Err(error) = output(Command::new("umount").arg(files(&self.base))) {
+                ensure!(now_ns() < until, error);
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            self.mounted = false;
         }
         if let Some(device) = self.device.take() {
             output(Command::new("losetup").args(["--detach", &device]))?;
@@ -129,11 +138,12 @@ impl Aligned {
 }
 
 /// Has `readers` threads read the files in `directory` from one end to the other at once, each from another place on where there are more of
-/// them than files. Says the seconds that it took until all had done, how often tasks had to reclaim for themselves meanwhile, and how many
-/// MiB these have reclaimed.
+/// them than files. Says the seconds that it took until all had done, how often tasks had to reclaim for themselves meanwhile, how many
+/// MiB these have reclaimed, and the machine's CPU time in seconds.
 pub fn read(directory: &Path, readers: usize, cache: Cache) -> Result<()> {
     let mut vmstat = VmStat::open()?;
     let before = vmstat.read()?;
+    let busy = busy_seconds()?;
     let start = now_ns();
     std::thread::scope(|scope| -> Result<()> {
         let threads: Vec<_> =
@@ -147,7 +157,18 @@ pub fn read(directory: &Path, readers: usize, cache: Cache) -> Result<()> {
     let after = vmstat.read()?;
     say(seconds)?;
     say(after.stalls - before.stalls)?;
-    say((after.reclaimed_by_tasks - before.reclaimed_by_tasks) as f64 / f64::from(1 << 20))
+    say((after.reclaimed_by_tasks - before.reclaimed_by_tasks) as f64 / f64::from(1 << 20))?;
+    say(busy_seconds()? - busy)
+}
+
+/// CPU time that the machine has spent on anything, in seconds.
+fn busy_seconds() -> Result<f64> {
+    let text = fs::read_to_string("/proc/stat")?;
+    let line = text.lines().next().and_then(|line| line.strip_prefix("cpu ")).context("no CPUs in /proc/stat")?;
+    // user, nice, system, idle, waiting for devices, interrupts, and soft ones. What the host took is nobody's here.
+    let ticks: Vec<f64> = line.split_whitespace().map_while(|ticks| ticks.parse().ok()).collect();
+    ensure!(ticks.len() >= 7, "/proc/stat: {line}");
+    Ok((ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6]) / 100.0)
 }
 
 /// What readers leave in the page cache.

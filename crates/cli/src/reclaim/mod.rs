@@ -7,6 +7,7 @@ mod metrics;
 use crate::failure::Failure;
 use crate::figures::{object, seconds};
 use crate::metrics::Address;
+use crate::notify;
 use crate::output::{note, print};
 use crate::service::{self, Service};
 use crate::values::parse_percent;
@@ -118,9 +119,10 @@ impl From<ReclaimError> for Failure {
     fn from(error: ReclaimError) -> Failure {
         match error {
             ReclaimError::Unsupported(_) => Failure::Impossible(error.to_string()),
-            ReclaimError::Factor(_) | ReclaimError::Counts(_) | ReclaimError::NodeGone(_) => {
-                Failure::Failed(error.to_string())
-            }
+            ReclaimError::Factor(_)
+            | ReclaimError::Counts(_)
+            | ReclaimError::NodeGone(_)
+            | ReclaimError::NodeAdded(_) => Failure::Failed(error.to_string()),
         }
     }
 }
@@ -205,9 +207,25 @@ struct Reporter {
     bounded: bool,
 }
 
+/// How it stands, for the service manager.
+fn in_short(cause: Cause, standing: Standing) -> String {
+    let (gap, demand) = (Bytes(standing.gap_bytes), Bytes(standing.demand_bytes));
+    if standing.hurts > 0 {
+        return "holds back: memory comes back from swap".into();
+    }
+    match cause {
+        Cause::Rest => format!("waits for demand, {gap} kept free ahead"),
+        Cause::Demand => format!("{gap} kept free ahead of {demand} a second"),
+        Cause::Bounded => format!("{gap} kept free ahead of {demand} a second, the most that may be (setting most)"),
+        Cause::Scarce => format!("{gap} kept free ahead of {demand} a second, the rest is left to files"),
+        Cause::Saturated => format!("{gap} kept free ahead of {demand} a second, and kswapd works all the time"),
+    }
+}
+
 impl Reporter {
     fn ready(&self, reclaimer: &Reclaimer) -> Result<(), Failure> {
         let standing = reclaimer.standing();
+        notify::status(&in_short(reclaimer.cause(), standing));
         if self.json {
             return line("ready", reclaimer.cause(), standing, &[]);
         }
@@ -218,6 +236,7 @@ impl Reporter {
 
     fn say(&mut self, event: Event, reclaimer: &Reclaimer) -> Result<(), Failure> {
         let standing = reclaimer.standing();
+        notify::status(&in_short(reclaimer.cause(), standing));
         if self.json {
             return match event {
                 Event::Begun => line("begun", reclaimer.cause(), standing, &[]),
@@ -235,14 +254,16 @@ impl Reporter {
                 Bytes(demand_bytes),
                 Bytes(gap_bytes)
             )),
-            Event::Changed if reclaimer.cause() == Cause::Bounded && !self.bounded => {
-                self.bounded = true;
-                note(&format!(
-                    "{} a second are taken, more than what may be kept free is good for (setting most)",
-                    Bytes(demand_bytes)
-                ));
+            Event::Changed => {
+                let why = match reclaimer.cause() {
+                    Cause::Bounded => "more than what may be kept free is good for (setting most)",
+                    Cause::Scarce => "more than a quarter of what is or could be free is good for",
+                    Cause::Rest | Cause::Demand | Cause::Saturated => return Ok(()),
+                };
+                if !std::mem::replace(&mut self.bounded, true) {
+                    note(&format!("{} a second are taken, {why}", Bytes(demand_bytes)));
+                }
             }
-            Event::Changed => {}
             Event::Ended { lasted, reclaimed, stalls } => {
                 self.bounded = false;
                 note(&format!(
@@ -279,6 +300,7 @@ fn line(event: &str, cause: Cause, standing: Standing, more: &[(&str, Value)]) -
         Cause::Rest => "rest",
         Cause::Demand => "demand",
         Cause::Bounded => "bounded",
+        Cause::Scarce => "scarce",
         Cause::Saturated => "saturated",
     };
     object.insert("event".into(), event.into());
@@ -291,6 +313,17 @@ fn line(event: &str, cause: Cause, standing: Standing, more: &[(&str, Value)]) -
 mod tests {
     use super::*;
     use clap::Parser;
+
+    #[test]
+    fn each_cause_has_its_words() {
+        let standing = Standing { gap_bytes: 64 << 20, demand_bytes: 5 << 30, ..Standing::default() };
+        let said = |cause| in_short(cause, standing);
+        assert_eq!(said(Cause::Rest), "waits for demand, 64 MiB kept free ahead");
+        assert_eq!(said(Cause::Demand), "64 MiB kept free ahead of 5 GiB a second");
+        assert!(said(Cause::Bounded).contains("setting most") && said(Cause::Scarce).contains("files"));
+        assert!(said(Cause::Saturated).contains("kswapd"));
+        assert!(in_short(Cause::Demand, Standing { hurts: 1, ..standing }).contains("swap"));
+    }
 
     #[derive(Parser)]
     struct Command {

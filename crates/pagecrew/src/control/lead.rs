@@ -76,8 +76,10 @@ pub enum Cause {
     Rest,
     /// As wide as the demand needs.
     Demand,
-    /// The demand needs more than there may be.
+    /// The demand needs more than may be kept free for it.
     Bounded,
+    /// The demand needs more than is left: the rest of what is or could be free is files'.
+    Scarce,
     /// Tasks wait, and reclaim in the background works all the time: no gap helps with that.
     Saturated,
 }
@@ -190,7 +192,7 @@ impl Lead {
             let as_wanted = match self.gap.cause {
                 Cause::Demand => u128::from(now_ns - self.since_ns) >= SETTLE.as_nanos(),
                 Cause::Rest => self.demand * self.lead * AT_REST >= self.gap.bytes as f64,
-                Cause::Bounded | Cause::Saturated => false,
+                Cause::Bounded | Cause::Scarce | Cause::Saturated => false,
             };
             if as_wanted && !saturated {
                 let bad = self.bad.map_or(self.lead, |(bad, _)| bad.max(self.lead));
@@ -217,6 +219,7 @@ impl Lead {
         let cause = match () {
             () if saturated => Cause::Saturated,
             () if bytes <= least => Cause::Rest,
+            () if bytes > most && most < self.bounds.most as f64 => Cause::Scarce,
             () if bytes > most => Cause::Bounded,
             () => Cause::Demand,
         };
@@ -488,7 +491,8 @@ mod tests {
             let mut law = law(&node);
             let outcome = run(&mut node, Some(&mut law), 60_000, |_| 7 * GIB);
             assert!(node.gap > gap_most / 2 && node.gap <= gap_most, "{left}: {}", node.gap / MIB);
-            assert_eq!((outcome.cause, law.most()), (Some(Cause::Bounded), gap_most.min(node.bounds.most)), "{left}");
+            let cause = if gap_most < node.bounds.most { Cause::Scarce } else { Cause::Bounded };
+            assert_eq!((outcome.cause, law.most()), (Some(cause), gap_most.min(node.bounds.most)), "{left}");
         }
     }
 

@@ -12,6 +12,9 @@ use std::time::Duration;
 /// Nothing is said of what is over sooner.
 const TELL_AFTER: Duration = Duration::from_millis(100);
 
+/// A group that could not be looked at for want of something else is looked at again after so long.
+const AGAIN: Duration = Duration::from_secs(5);
+
 /// A group that is served.
 pub(super) struct Member {
     pub group: Group,
@@ -99,10 +102,17 @@ impl Member {
         if heard {
             self.plan.woken(now_ns());
         }
-        // A group that has gone, has lost its limit, or does not let itself be reclaimed.
-        if self.try_turn(&mut turn, interrupter, tell).is_err() {
+        if let Err(error) = self.try_turn(&mut turn, interrupter, tell) {
             self.plan.stop();
-            (turn.next, turn.ahead, turn.awake) = (Next::Gone, 0, false);
+            turn.next = match error {
+                // What is missing for a moment says nothing of the group.
+                Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EINTR) => {
+                    Next::Step { next_ns: Some(now_ns() + AGAIN.as_nanos() as u64), listen: true }
+                }
+                // It has gone, has lost its limit, or does not let itself be reclaimed.
+                _ => Next::Gone,
+            };
+            (turn.ahead, turn.awake) = (0, false);
             self.end(None, tell);
         }
         turn

@@ -216,7 +216,8 @@ impl Plan {
             Cause::Rest => 0,
             Cause::Demand => 1,
             Cause::Bounded => 2,
-            Cause::Saturated => 3,
+            Cause::Scarce => 3,
+            Cause::Saturated => 4,
         };
         self.nodes.iter().map(|node| node.cause).max_by_key(rank).unwrap_or(Cause::Rest)
     }
@@ -356,7 +357,11 @@ mod tests {
         machine.run(120_000, |_, _| 7 * GIB);
         let gap = machine.watermarks[0].gap(machine.factor);
         assert!(gap as f64 <= 0.025 * 8.0 * GIB as f64 * 1.01, "{gap}");
-        assert!(matches!(machine.plan.cause(), Cause::Bounded | Cause::Saturated), "{:?}", machine.plan.cause());
+        assert!(
+            matches!(machine.plan.cause(), Cause::Bounded | Cause::Scarce | Cause::Saturated),
+            "{:?}",
+            machine.plan.cause()
+        );
         machine.plan.change(0.005);
         machine.run(1000, |_, _| 7 * GIB);
         assert!(machine.watermarks[0].gap(machine.factor) as f64 <= 0.005 * 8.0 * GIB as f64 * 1.01);

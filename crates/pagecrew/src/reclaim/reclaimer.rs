@@ -11,7 +11,7 @@ use crate::stats::{Publisher, figures};
 use crate::sys::Errno;
 use crate::sys::clock::now_ns;
 use crate::sys::vmstat::{self, Counts, VmStat};
-use crate::sys::{memory, sched};
+use crate::sys::{memory, sched, topology};
 use std::fmt;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
@@ -51,6 +51,7 @@ figures! {
         changes: u64, Counter Count, "Times that the setting was changed.";
         hurts: u64, Gauge Count, "1 while no more is kept free for some time, because memory has come back from swap; else 0.";
         bounded: u64, Gauge Count, "1 while the demand needs more than may be kept free (setting most); else 0.";
+        scarce: u64, Gauge Count, "1 while the demand needs more than a quarter of what is or could be free, and the rest is left to files; else 0.";
         urgent: u64, Gauge Count, "1 while the kernel's reclaim threads come before other programs (nice -20); else 0.";
         saturated: u64, Gauge Count, "1 while tasks wait although reclaim in the background works all the time, so that more is of no use; else 0.";
         looks: u64, Counter Count, "Looks at the nodes.";
@@ -91,6 +92,8 @@ pub enum ReclaimError {
     Counts(Errno),
     /// The reclaim thread of the node with this number has ended: the node was taken out of the machine.
     NodeGone(usize),
+    /// The node with this number was added to the machine.
+    NodeAdded(usize),
 }
 
 impl fmt::Display for ReclaimError {
@@ -101,6 +104,9 @@ impl fmt::Display for ReclaimError {
             ReclaimError::Counts(errno) => write!(f, "the kernel's counters of reclaim can't be read: {errno}"),
             ReclaimError::NodeGone(node) => {
                 write!(f, "node {node} was taken out of the machine: start it again for the nodes there are now")
+            }
+            ReclaimError::NodeAdded(node) => {
+                write!(f, "node {node} was added to the machine: start it again for the nodes there are now")
             }
         }
     }
@@ -151,6 +157,8 @@ pub struct Reclaimer {
     options: Options,
     /// The nodes' threads, and when they wake up.
     nodes: Vec<Node>,
+    /// The nodes that had memory when this began.
+    with_memory: Vec<usize>,
     vmstat: VmStat,
     counts: Counts,
     looks: Looks,
@@ -207,6 +215,7 @@ impl Reclaimer {
         let mut reclaimer = Reclaimer {
             options,
             nodes,
+            with_memory: topology::nodes_with_memory(),
             vmstat,
             counts,
             looks,
@@ -307,6 +316,9 @@ impl Reclaimer {
         standing.stalls += counts.stalls.saturating_sub(before.stalls);
         let swapped_in = counts.swapped_in.saturating_sub(before.swapped_in);
         if begins {
+            if let Some(new) = topology::nodes_with_memory().iter().find(|node| !self.with_memory.contains(node)) {
+                return Err(ReclaimError::NodeAdded(*new));
+            }
             // A node may have grown since the last time, or its watermarks may be others.
             self.plan.renew(watermarks(&self.nodes)?);
         }
@@ -395,6 +407,7 @@ impl Reclaimer {
         self.standing.hurts = self.plan.hurts(now_ns()).into();
         self.standing.urgent = self.urgency.as_ref().is_some_and(Urgency::urgent).into();
         self.standing.bounded = (self.plan.cause() == Cause::Bounded).into();
+        self.standing.scarce = (self.plan.cause() == Cause::Scarce).into();
         self.standing.saturated = (self.plan.cause() == Cause::Saturated).into();
         self.standing.lead_ns = self.plan.lead().as_nanos() as u64;
     }

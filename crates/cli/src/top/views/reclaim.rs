@@ -59,6 +59,7 @@ pub fn short(model: &Model) -> Piece {
             piece(Tone::Good, format!("{gap} kept free ahead of {} a second", bytes(found.whole("demand_bytes"))))
         }
         State::Bounded => piece(Tone::Warn, format!("{gap} kept free ahead, the most that may be")),
+        State::Scarce => piece(Tone::Warn, format!("{gap} kept free ahead, the rest is left to files")),
         State::Saturated => piece(Tone::Warn, format!("{gap} kept free ahead, kswapd works all the time")),
         State::Hurts => piece(Tone::Warn, "holds back: memory comes back from swap"),
     }
@@ -70,6 +71,7 @@ enum State {
     Rest,
     Demand,
     Bounded,
+    Scarce,
     Saturated,
     Hurts,
 }
@@ -82,6 +84,8 @@ fn state(found: &Figures) -> State {
         State::Saturated
     } else if is("bounded") {
         State::Bounded
+    } else if is("scarce") {
+        State::Scarce
     } else if found.whole("factor") == found.whole("own_factor") {
         State::Rest
     } else {
@@ -104,6 +108,9 @@ fn why(found: &Figures) -> String {
         ),
         State::Demand => demand,
         State::Bounded => format!("{demand}: more than the setting `most` allows"),
+        State::Scarce => {
+            format!("{demand}: more than a quarter of what is or could be free, and the rest is left to files")
+        }
         State::Saturated => "tasks wait although kswapd works all the time: a wider gap would not help".into(),
         State::Hurts => "memory came back from swap: for half a minute the operator's setting holds".into(),
     }
@@ -142,6 +149,7 @@ mod tests {
         assert!(told("", 10).0.starts_with("at rest") && told("", 10).1.contains("(10)"));
         assert!(told("", 90).1.contains("are taken"));
         assert!(told("pagecrew_reclaim_bounded 1\n", 250).1.contains("`most`"));
+        assert!(told("pagecrew_reclaim_scarce 1\n", 250).1.contains("left to files"));
         assert!(told("pagecrew_reclaim_saturated 1\n", 250).0.contains("all the time"));
         assert!(told("pagecrew_reclaim_hurts 1\n", 10).0.contains("swap"));
         let mut model = model(0, 0);
