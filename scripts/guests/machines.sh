@@ -57,7 +57,7 @@ machine_small() {
 machine_arm64() {
     about='aarch64, 4 CPUs, pages of 4 KiB'
     architecture=aarch64 release=trixie-arm64 kernel_package=linux-image-cloud-arm64 cpus=4 append="psi=1"
-    tests=(feature unit sequences "${few_of_run[@]}" signals/glibc moves trim "${of_pool[@]}" units)
+    tests=(feature unit sequences "${few_of_run[@]}" signals/glibc moves trim "${of_pool[@]}" units numa/hotplug numa/memory-hotplug)
 }
 
 machine_arm64_16k() {

@@ -31,7 +31,8 @@ feature_page_size() {
         echo "works: $(getconf PAGESIZE) bytes"
         return
     fi
-    for command in "run -- true" "trim --all --dry-run" "trim --pid $$" "pool serve --size 64M --directory $work/pool"; do
+    for command in "run -- true" "trim --all --dry-run" "trim --pid $$" "trim --all --watch" "pool serve --size 64M --directory $work/pool" \
+        "pool take --size 64M" "pool exec --size 64M -- true" reclaim serve; do
         status=0
         # shellcheck disable=SC2086
         "$pagecrew" $command >"$work/out" 2>"$work/error" || status=$?
@@ -43,6 +44,9 @@ feature_page_size() {
     LD_PRELOAD=$library "$programs/forks" quiet || fail "status $? under the library"
     LD_PRELOAD=$library "$programs/storm" "$(scaled 100000)" || fail "status $? under the library"
     LD_PRELOAD=$library bash -c 'exit 5' || [ $? -eq 5 ] || fail "a shell under the library"
+    # What only looks, looks.
+    "$pagecrew" top --once >"$work/out" || fail "top: status $?"
+    "$pagecrew" stats >"$work/out" || fail "stats: status $?"
     status=0
     "$pagecrew" doctor >"$work/out" 2>&1 || status=$?
     [ "$status" -eq 3 ] || fail "doctor: status $status"

@@ -253,7 +253,8 @@ static void spans(void) {
         go_everywhere();
         printf("CPU %d of node %d: %zu pages, %zu not on node %d\n", cpu, node_of_cpu[cpu], looked_at - before, elsewhere, home_of_cpu(cpu));
     }
-    CHECK(elsewhere == 0 && looked_at > 100000);
+    // What was touched and has gone again says nothing of the others.
+    CHECK(elsewhere == 0 && looked_at > 100000 && absent < looked_at / 100);
 }
 
 // A policy of the program's own is the last word: all is where it says.

@@ -1,14 +1,24 @@
 # shellcheck shell=bash disable=SC2154,SC2034
 # Memory on the NUMA node that was asked for, page by page, on machines with several nodes. Sourced by scripts/test-real.sh.
 
-# Sets `memory_nodes` and `cpu_nodes`. Skips the test on a machine with one node.
-several_nodes() {
+# Sets `memory_nodes` and `cpu_nodes`. Skips the test where there are none.
+find_nodes() {
     local file=/sys/devices/system/node/has_memory
     if [ ! -e "$file" ]; then skip "the kernel knows no nodes"; fi
     mapfile -t memory_nodes < <(kernel_list "$file")
     # shellcheck disable=SC2034
     mapfile -t cpu_nodes < <(kernel_list /sys/devices/system/node/has_cpu)
+}
+
+# The same, and skips the test on a machine with one node.
+several_nodes() {
+    find_nodes
     if [ "${#memory_nodes[@]}" -lt 2 ]; then skip "the machine has one node with memory"; fi
+}
+
+# Skips the test on a machine that is somebody's: parts of it are to be taken out.
+guests_only() {
+    if [ -z "${guest:-}" ]; then skip "takes parts of the machine out, so only in a guest (scripts/guests.sh)"; fi
 }
 
 # The numbers of a list such as 0-3,8, one a line.
@@ -102,7 +112,8 @@ sys.exit(not (on[int(sys.argv[2])] >= int(sys.argv[3]) and document["elsewhere_b
 
 # CPUs that go and come back, one of them offline when the program begins.
 numa_hotplug() {
-    several_nodes
+    find_nodes
+    if [ "${#memory_nodes[@]}" -lt 2 ]; then guests_only; fi
     local late=0 cpu online=/sys/devices/system/cpu/cpu
     if [ "$(id -u)" -ne 0 ]; then skip "takes root"; fi
     for cpu in $(kernel_list /sys/devices/system/cpu/online); do
@@ -112,6 +123,66 @@ numa_hotplug() {
     at_exit "for file in ${online}[0-9]*/online; do echo 1 >\$file; done"
     echo 0 >"$online$late/online"
     "$pagecrew" run -- "$programs/numa" hotplug "${1:-20}" "$late" || fail "status $?"
+}
+
+# Memory that goes and comes back beside a program and a pool, and some of it only after they began.
+memory_hotplug() {
+    guests_only
+    needs python3
+    local block blocks=() round size=$((64 << 20))
+    blocks_set() {
+        local block
+        for block in "${blocks[@]}"; do { echo "$1" >"$block/state"; } 2>/dev/null || true; done
+    }
+    at_exit 'blocks_set online'
+    for block in $(printf '%s\n' /sys/devices/system/memory/memory[0-9]* | sort -rV); do
+        if [ "${#blocks[@]}" -ge 3 ]; then break; fi
+        if { echo offline >"$block/state"; } 2>/dev/null; then blocks+=("$block"); fi
+    done
+    if [ "${#blocks[@]}" -eq 0 ]; then skip "no memory can be taken out of this machine"; fi
+    serve --size "$size" --floor 0 --cpu 4
+    wait_for_ready "$size"
+    # More than there was when it began can be had once there is more, and is known to the region.
+    cat >"$work/later.py" <<'PYTHON'
+import ctypes, json, os, subprocess, sys
+
+pagecrew, *blocks = sys.argv[1:]
+
+def memory():
+    fields = dict(line.split(":") for line in open("/proc/meminfo"))
+    return sum(int(fields[name].split()[0]) << 10 for name in ("MemTotal", "SwapTotal"))
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+before = memory()
+size = before + (32 << 20)
+libc.free(libc.malloc(64 << 20))
+assert not libc.malloc(ctypes.c_size_t(size)), "more than all memory could be had"
+for block in blocks:
+    open(block + "/state", "w").write("online")
+assert memory() >= size, (before, memory())
+block = libc.malloc(ctypes.c_size_t(size))
+assert block, "memory that was added can't be had"
+stats = json.loads(subprocess.run([pagecrew, "stats", str(os.getpid()), "--json"], capture_output=True, text=True, check=True).stdout)
+in_use = sum(zone["in_use_bytes"] for zone in stats["zones"])
+assert in_use >= size, (in_use, size)
+libc.free(block)
+print(f"{len(blocks)} blocks came later, {memory() - before >> 20} MiB")
+PYTHON
+    "$pagecrew" run -- python3 "$work/later.py" "$pagecrew" "${blocks[@]}" || fail "status $?"
+    "$pagecrew" run -- "$programs/storm" "$(scaled 200000)" >"$work/storm" &
+    local storm=$!
+    for round in 1 2 3 4; do
+        blocks_set offline
+        sleep 1
+        blocks_set online
+        sleep 0.5
+    done
+    wait "$storm" || fail "status $? while memory came and went: $(cat "$work/storm")"
+    wait_for_ready "$size"
+    stop_server
+    echo "${#blocks[@]} blocks of memory came later, and went and came back $round times"
 }
 
 # A pool whose files are where it says, and that says what isn't.
@@ -161,6 +232,22 @@ with open(path, "r+b") as file:
         fail "something is not verified: $("$pagecrew" pool status --json)"
     # The filler was neither killed nor did it take from others for long.
     if grep "filler has ended" "$work/server.log"; then fail "the filler has ended"; fi
+    # Whoever takes from there what is not ready gets the rest from elsewhere, and is told how much that is.
+    answer=$("$pagecrew" pool take --size 512M --node "$last" --json) || fail "from a node that is full: status $?"
+    python3 -c '
+import json, mmap, re, sys
+taken, node = json.loads(sys.argv[1]), int(sys.argv[2])
+with open(taken["path"], "r+b") as file:
+    memory = mmap.mmap(file.fileno(), 0)
+    for at in range(0, len(memory), 4096):
+        memory[at]
+    text = [line for line in open("/proc/self/numa_maps") if taken["path"] in line][0]
+    size = 4 << 10 if "kernelpagesize_kB=4" in text else 2 << 20
+    pages = {int(place): int(count) * size for place, count in re.findall(r" N(\d+)=(\d+)", text)}
+elsewhere = sum(count for place, count in pages.items() if place != node)
+print("said to be elsewhere:", taken["elsewhere_bytes"], "found:", elsewhere)
+sys.exit(not (taken["elsewhere_bytes"] > 0 and abs(taken["elsewhere_bytes"] - elsewhere) <= 32 << 20))' "$answer" "$last" ||
+        fail "what is elsewhere is not said: $answer"
     stop_server
 }
 
@@ -170,6 +257,7 @@ add numa/pool 300 numa_pool
 add numa/policy 60 numa_policy
 add numa/reported 120 numa_reported
 add numa/hotplug 60 numa_hotplug
+add numa/memory-hotplug 120 memory_hotplug
 long=yes
 add numa/hotplug-long 400 numa_hotplug 300
 long=no

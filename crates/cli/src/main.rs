@@ -8,6 +8,8 @@ mod inspect;
 mod metrics;
 mod notify;
 mod output;
+#[cfg(test)]
+mod patience;
 mod pool;
 mod preload;
 mod published;

@@ -200,7 +200,7 @@ mod tests {
     fn small_terminals_have_the_numbers_of_the_other_views() {
         let lines = shown(&model(8, 1000), &of(View::Programs), 40, 10);
         assert_eq!(lines[0], " 1  2  3 [4 Programs] 5  6  7       host");
-        assert_eq!(lines[3], " pid  name        in use▾     dirty");
+        assert_eq!(lines[3], " pid  name       in use ▾     dirty");
         assert!(lines[4].starts_with("1000  a program  1000 MiB"), "{lines:?}");
         assert!(lines[9].ends_with("1-5 of 1000") && lines[9].starts_with("1-7 view"), "{lines:?}");
     }

@@ -136,8 +136,9 @@ fn ability(terminal: &str, no_color: &str, option: bool, locale: &str) -> Abilit
 
 /// Looks twice, and prints what came of it.
 fn once(watch: &mut Watch, arguments: &Arguments, interval: Duration) -> Result<ExitCode, Failure> {
-    let begin = std::time::Instant::now();
     watch.look();
+    // From what was seen, which may have taken its time.
+    let begin = std::time::Instant::now();
     watch.wait_for_answers();
     std::thread::sleep(interval.saturating_sub(begin.elapsed()));
     watch.look();

@@ -85,11 +85,11 @@ mod tests {
         let lines: Vec<&str> = shown.lines().collect();
         assert_eq!(lines.len(), 1003);
         assert!(lines[0].contains("1000 (100 are looked at each time)"), "{}", lines[0]);
-        assert_eq!(lines[2], " pid  name        in use▾     dirty    zeroed    reused   backgr.      now");
+        assert_eq!(lines[2], " pid  name       in use ▾     dirty    zeroed    reused   backgr.      now");
         assert_eq!(lines[3], "1000  a program  1000 MiB   125 MiB   250 MiB   500 MiB  1000 MiB  1 KiB/s");
         let look = Look { sort: Sort { key: Key::Pid, reversed: true }, unicode: false, ..LOOK };
         let shown = text(View::Programs, &model, &look);
-        assert!(shown.lines().nth(2).unwrap().contains("pid^") && shown.lines().nth(3).unwrap().starts_with("1000"));
+        assert!(shown.lines().nth(2).unwrap().contains("pid ^") && shown.lines().nth(3).unwrap().starts_with(" 1000"));
         // What does not fit is left out as a whole.
         let narrow = text(View::Programs, &model, &Look { width: 40, ..LOOK });
         assert_eq!(narrow.lines().nth(3), Some("1000  a program  1000 MiB   125 MiB"));

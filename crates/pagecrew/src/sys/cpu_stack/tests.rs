@@ -202,7 +202,7 @@ impl Interrupted {
 }
 
 /// Threads for which there are too few CPUs, moved from one to another and interrupted by signals whose handlers take and put as well:
-/// `PAGECREW_TEST_PAIRS` pairs, or 100,000.
+/// `PAGECREW_TEST_PAIRS` pairs, or 100,000, in the way that `PAGECREW_TEST_STACKS` says, if it does.
 #[test]
 fn pairs_under_forced_preemption() {
     static STATE: AtomicPtr<Interrupted> = AtomicPtr::new(std::ptr::null_mut());
@@ -277,11 +277,13 @@ fn pairs_under_forced_preemption() {
         assert_eq!(libc::getrusage(libc::RUSAGE_SELF, &mut usage), 0);
         usage
     };
+    let (preemptions, signals) = (usage.ru_nivcsw, SIGNALS.load(Ordering::Relaxed));
     let how = if state.stacks.restartable() { "in restartable sequences" } else { "under try-locks" };
-    println!(
-        "{} pairs {how}, {} preemptions, {} signals: nothing lost or doubled",
-        pairs.into_inner(),
-        usage.ru_nivcsw,
-        SIGNALS.load(Ordering::Relaxed)
-    );
+    let pairs = pairs.into_inner();
+    println!("{pairs} pairs {how}, {preemptions} preemptions, {signals} signals: nothing lost or doubled");
+    // What was asked for by name must have happened.
+    if let Ok(kind) = std::env::var("PAGECREW_TEST_STACKS") {
+        assert_eq!(how, kind);
+        assert!(preemptions as usize >= wanted / 1000 && signals >= wanted / 1000);
+    }
 }
