@@ -1,4 +1,4 @@
-"""Kills and stops a pool's server, and kills its filler, clients and virtual machines, at random moments, while another user plays tricks
+"""Kills, stops and upgrades a pool's server, and kills its filler, clients and virtual machines, at random moments, while another user plays tricks
 with his files: nobody else is hurt, the books are as the kernel sees it after each round, and nothing is left.
 
 Usage: kills.py PAGECREW HEAP DIRECTORY ROUNDS SEED [OPTION OF SERVE ...]
@@ -60,7 +60,7 @@ def trick(path, seed):
         name = answer.decode().split("path=")[1]
         for _ in range(chance.randrange(4)):
             try:
-                match chance.randrange(8):
+                match chance.randrange(9):
                     case 0:
                         os.ftruncate(files[0], chance.choice([0, size // 2, 4 * size]))
                     case 1:
@@ -78,6 +78,8 @@ def trick(path, seed):
                         server.recv(65536)
                     case 7:
                         kept.append(os.open(f"/proc/self/fd/{chance.choice(kept or files)}", os.O_RDWR))
+                    case 8:
+                        chance.choice([os.link, os.rename])(name, name + "-more")
             except OSError:
                 pass
         time.sleep(chance.random() * 0.2)
@@ -181,6 +183,11 @@ class Trial:
         self.consumers = []
         self.killed = {"server": 0, "filler": 0, "client": 0, "machine": 0, "trickster": 0}
         self.stopped = 0
+        self.upgraded = 0
+        # The server's program, which is replaced now and then, also while it runs.
+        self.programs = tempfile.mkdtemp(prefix="pagecrew-kills-")
+        self.program = os.path.join(self.programs, "pagecrew")
+        shutil.copy2(pagecrew, self.program)
         self.tricksters = []
         self.ended = 0
         self.slowest_start = 0.0
@@ -192,8 +199,15 @@ class Trial:
         answer = subprocess.run(self.pool("status", "--json"), capture_output=True, timeout=30)
         return json.loads(answer.stdout) if answer.returncode == 0 else None
 
+    def upgrade(self):
+        """Another file under the program's name, as a package manager leaves it. The server goes on with the one that it has."""
+        new = self.program + ".new"
+        shutil.copy2(self.pagecrew, new)
+        os.replace(new, self.program)
+        self.upgraded += 1
+
     def start(self):
-        command = [self.pagecrew, "pool", "serve", "--directory", self.directory, "--unused", f"{UNUSED}s"]
+        command = [self.program, "pool", "serve", "--directory", self.directory, "--unused", f"{UNUSED}s"]
         command += ["--socket-mode", "0666", "--quota", str(QUOTA), *self.options]
         self.server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
 
@@ -318,6 +332,8 @@ class Trial:
         if len(self.tricksters) < 3:
             self.play_tricks()
         victims = [self.kill_filler, self.kill_client, self.kill_machine, self.kill_trickster, self.kill_server, self.stop_server]
+        if self.random.random() < 0.2:
+            self.upgrade()
         for victim in self.random.sample(victims, self.random.randrange(1, 3)):
             if self.server:
                 victim()
@@ -328,7 +344,7 @@ class Trial:
             self.kill_server()
         self.reap()
         self.serve()
-        wait_until(self.books_are_right, 5, lambda: f"the books are right: {self.books()}")
+        wait_until(self.books_are_right, 5, lambda: f"the books are right: {self.books()} {self.larger_files()}")
 
     def books(self):
         """Who has how much: by the names of files, by what the server says, and by the kernel all together, with what it may be."""
@@ -343,10 +359,23 @@ class Trial:
         said = {user["user"]: user["taken_bytes"] for user in status["users"]}
         return names, said, self.used(), status["size_bytes"] + status["taken_bytes"]
 
+    def larger_files(self):
+        """Those that have more memory, or are longer, than their names say."""
+        larger = []
+        directory = os.path.join(self.directory, "mem", "taken")
+        for name in os.listdir(directory):
+            try:
+                facts = os.stat(os.path.join(directory, name))
+            except FileNotFoundError:
+                continue
+            if max(facts.st_blocks * 512, facts.st_size) > int(name.split("-")[2]):
+                larger.append((name, facts.st_blocks * 512, facts.st_size))
+        return larger
+
     def books_are_right(self):
         names, said, used, most = self.books()
         # Somebody who takes or releases between two of these looks is found right at the next.
-        return names == said and used <= most and said.get(NOBODY, 0) <= QUOTA
+        return names == said and used <= most and said.get(NOBODY, 0) <= QUOTA and not self.larger_files()
 
     def files(self):
         found = []
@@ -416,7 +445,7 @@ def run(trial, rounds):
     if not trial.ended or not all(trial.killed.values()):
         raise Failure(f"too little was tried: {trial.killed}, and {trial.ended} ended well")
     killed = ", ".join(f"{name} {count}" for name, count in trial.killed.items())
-    print(f"killed: {killed}; stopped: {trial.stopped}; slowest start {trial.slowest_start:.2f} s")
+    print(f"killed: {killed}; stopped: {trial.stopped}, upgraded: {trial.upgraded}; slowest start {trial.slowest_start:.2f} s")
 
 
 def main():
@@ -432,6 +461,7 @@ def main():
         print(f"seed {seed}: {failure}")
         sys.exit(1)
     finally:
+        shutil.rmtree(trial.programs, ignore_errors=True)
         # Whatever is left is a descendant of ours.
         while descendants_of(os.getpid()):
             for pid in descendants_of(os.getpid()):

@@ -265,14 +265,40 @@ pool_kills() {
         fail "status $?"
 }
 
-# pool_shares SECONDS: one user takes and takes, and two who ask now and then have as much ready as without him.
+# pool_shares SECONDS TAKES: one user takes and takes, and two who ask now and then have as much ready as without him, in so many takes at
+# least.
 pool_shares() {
     needs python3
     serve --size 512M --cpu 100 --socket-mode 666 --quota 1003=256M
     wait_for_ready "512 << 20"
-    python3 tests/real/shares.py "$pool/socket" "$1" || fail "status $?"
+    python3 tests/real/shares.py "$pool/socket" "$1" "$2" || fail "status $?"
     nothing_taken
     stop_server
+}
+
+# ticks_of PID...: what processes have run so far.
+ticks_of() {
+    local pid sum=0
+    for pid in "$@"; do sum=$((sum + $(awk '{ print $14 + $15 }' "/proc/$pid/stat"))); done
+    echo "$sum"
+}
+
+# A pool that is full, and that nobody asks anything, costs next to nothing.
+pool_idle() {
+    serve --size 128M --cpu 100
+    wait_for_ready "128 << 20"
+    local processes=("$server") ticks seconds=10 resident=0 pid
+    mapfile -t -O 1 processes < <(pgrep --parent "$server")
+    sleep 3
+    ticks=$(ticks_of "${processes[@]}")
+    sleep "$seconds"
+    ticks=$(($(ticks_of "${processes[@]}") - ticks))
+    # A tick is 10 ms: 0.1 % of a CPU.
+    [ "$ticks" -le $((seconds / 10 * ${patience:-1})) ] || fail "$ticks ticks of CPU in $seconds s"
+    for pid in "${processes[@]}"; do resident=$((resident + $(awk '/^VmRSS:/ { print $2 }' "/proc/$pid/status"))); done
+    [ "$resident" -lt 16384 ] || fail "$resident KiB resident in ${#processes[@]} processes"
+    stop_server
+    echo "$ticks ticks in $seconds s, $resident KiB"
 }
 
 # The example of docs/pool.md, as it stands there.
@@ -335,12 +361,13 @@ add pool/pressure 600 pool_pressure
 add pool/example 60 pool_example
 add pool/metrics 120 pool_metrics 0
 add pool/kills 180 pool_kills tmpfs 40
-add pool/shares 300 pool_shares 3
+add pool/shares 300 pool_shares 3 100
+add pool/idle 120 pool_idle
 long=yes
 add pool/metrics/socket 120 pool_metrics "/run/pagecrew-test-$$.metrics"
 add pool/tenants/long 1200 pool_tenants tmpfs 10000 64
 add pool/tenants/hugetlbfs 300 with_huge_pages 1800 pool_tenants hugetlbfs 1000 16
-add pool/shares/long 900 pool_shares 15
+add pool/shares/long 900 pool_shares 15 10000
 add pool/kills/long 3600 pool_kills tmpfs 1000
 add pool/kills/hugetlbfs 900 with_huge_pages 1200 pool_kills hugetlbfs 200
 long=no

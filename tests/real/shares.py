@@ -92,7 +92,7 @@ def phase(path, seconds, trick):
     return ready / asked, takes + greedy[2], refused, slowest
 
 
-path, seconds = sys.argv[1], float(sys.argv[2])
+path, seconds, least = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
 # What is wanted is known only once it was asked for.
 phase(path, 5, None)
 bad, all_takes = False, 0
@@ -108,5 +108,7 @@ for name, trick in TRICKS.items():
             break
     bad |= less or refused + refused_alone > 0
 print(f"{all_takes:.0f} takes")
+if all_takes < least:
+    sys.exit(f"that is less than {least}")
 if bad:
     sys.exit("somebody has less for another one's greed")

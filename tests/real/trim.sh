@@ -108,8 +108,8 @@ assert counters["trimmed_bytes"] > 100 << 20
 PYTHON
 }
 
-# A memory control group with a limit of 64 MiB and no swap, of the version that this machine has, as $group; $control is the file that a
-# watch changes. The group is removed at the end.
+# limited_group [SUFFIX]: a memory control group with a limit of 64 MiB and no swap, of the version that this machine has, as $group; $control is
+# the file that a watch changes. The group is removed at the end.
 limited_group() {
     can_trim
     local mount=/sys/fs/cgroup/memory
@@ -119,7 +119,7 @@ limited_group() {
         done
         echo +memory >"$mount/cgroup.subtree_control" 2>/dev/null || skip "no memory controller can be had here"
     fi
-    group=$mount/pagecrew-test-$$
+    group=$mount/pagecrew-test-$$${1:-}
     mkdir "$group" 2>/dev/null || skip "no control group can be made"
     at_exit "kill \$(jobs -p) 2>/dev/null || true; remove_group $group"
     if [ -e "$group/memory.high" ]; then
@@ -291,9 +291,10 @@ trim_hold_cache() {
 
 # Two hundred processes that take long to search, again and again, beside a group in need, and beside one that is frozen.
 trim_many() {
+    limited_group -second
+    local before used pid first second=$group _
     limited_group
     needs python3
-    local before used pid _
     before=$(control_text)
     cat >"$work/many.py" <<'EOF'
 import ctypes, mmap, os, signal
@@ -317,7 +318,7 @@ signal.pause()
 EOF
     python3 "$work/many.py" >"$work/many" &
     eventually grep -q ready "$work/many" || fail "no two hundred processes"
-    start_watch 100ms --name many
+    start_watch 100ms --name many --cgroup "$second"
     sleep 1
     sparse 3 || fail "status $?"
     [ "$(in_vain)" -eq 0 ] || fail "the watch has said $(in_vain) times that there is nothing to give back"
@@ -333,7 +334,12 @@ EOF
     else
         while read -r pid; do kill -STOP "$pid"; done <"$group/cgroup.procs"
     fi
-    sleep 3
+    sleep 1
+    # Another group is helped as before.
+    first=$group group=$second
+    eventually control_is_not "$before" || fail "the second group is not held"
+    sparse 3 || fail "status $? in a group beside one that is frozen"
+    group=$first
     end_watch
     control_is "$before" || fail "the group's control is $(control_text), and was $before"
     echo "$control, $used ticks of CPU in 20 s, ended after $took ms"

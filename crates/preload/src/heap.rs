@@ -3,8 +3,8 @@
 //! A reservation of its own that grows page by page, cut into blocks of powers of two, with a list of free blocks for each size.
 //! The library's needs are small and similar in size: about 200 bytes for each span in use.
 
-use pagecrew::sys::PAGE_SIZE;
 use pagecrew::sys::memory::{self, Protection, Range};
+use pagecrew::sys::{PAGE_SIZE, procfs};
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
 use std::ptr::null_mut;
@@ -182,6 +182,18 @@ pub fn limited_address_space() -> bool {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is a valid place for the answer.
     unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) == 0 && limit.rlim_cur != libc::RLIM_INFINITY }
+}
+
+/// Whether what this process may write to is limited (`RLIMIT_DATA`, for all private mappings since Linux 4.7) to less than the machine has. What
+/// is kept for reuse counts against that, and nobody would give it back for a small block that the program's own malloc lacks: that one is
+/// asked without a detour.
+pub fn limited_data() -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid place for the answer.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_DATA, &mut limit) == 0 };
+    known
+        && limit.rlim_cur != libc::RLIM_INFINITY
+        && procfs::memory_info().is_ok_and(|memory| limit.rlim_cur < memory.total)
 }
 
 // SAFETY: blocks are disjoint, at least as long as asked for, and aligned to their size, which is at least the alignment asked

@@ -1,5 +1,6 @@
 //! The process's region: made by the first large request, gone with the process.
 
+use crate::heap::limited_data;
 use crate::mmap::MAPPINGS;
 use crate::next;
 use pagecrew::region::{CpuCaches, Options, Region, Trim};
@@ -95,6 +96,10 @@ fn make() -> Option<&'static Region> {
     let start = START.get()?;
     if MAKING_STATE.compare_exchange(NONE, MAKING, Ordering::Acquire, Ordering::Relaxed).is_err() {
         return existing_region();
+    }
+    if limited_data() {
+        MAKING_STATE.store(OFF, Ordering::Release);
+        return None;
     }
     let mut options = start.options.clone();
     if MAIN_ENDED.load(Ordering::Relaxed) {

@@ -8,7 +8,7 @@ use super::server::Shared;
 use super::state::{Condition, GivenUp, Life, Settings, TakenFile};
 use super::store;
 use crate::control::arbiter::{Courtesy, Sums};
-use crate::control::{Bucket, Repeats};
+use crate::control::{Backoff, Bucket, Repeats};
 use crate::sys::mount::MemoryFs;
 use crate::sys::sched::{self, Class};
 use crate::sys::vmstat::VmStat;
@@ -43,21 +43,30 @@ const RETRY_MOST: Duration = Duration::from_secs(300);
 const SAY: Duration = Duration::from_secs(60);
 
 /// A reason to leave filling for a while, which gets longer each time in a row.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Setback {
-    until_ns: u64,
-    times: u32,
+    backoff: Backoff,
     why: &'static str,
+}
+
+impl Default for Setback {
+    fn default() -> Setback {
+        Setback { backoff: Backoff::new(RETRY, RETRY_MOST), why: "" }
+    }
 }
 
 impl Setback {
     fn happened(&mut self, why: &'static str, now_ns: u64) {
-        let pause = RETRY.saturating_mul(1 << self.times.min(16)).min(RETRY_MOST);
-        *self = Setback { until_ns: now_ns + pause.as_nanos() as u64, times: self.times + 1, why };
+        self.backoff.in_vain(Duration::ZERO, now_ns);
+        self.why = why;
+    }
+
+    fn lasts(&self, now_ns: u64) -> bool {
+        !self.backoff.ready(now_ns)
     }
 
     fn over(&mut self) {
-        *self = Setback::default();
+        self.backoff.worth_it();
     }
 }
 
@@ -247,7 +256,7 @@ impl Keeper {
     /// Does the next thing that brings the files nearer to what is wanted.
     fn step(&mut self) -> Next {
         let now = clock::now_ns();
-        let is_full = |node: usize| self.full_nodes.get(&node).is_some_and(|full| now < full.until_ns);
+        let is_full = |node: usize| self.full_nodes.get(&node).is_some_and(|full| full.lasts(now));
         let next = self.shared.broker().next_step(self.turn, is_full);
         match next {
             broker::NextStep::Nothing => {
@@ -296,7 +305,7 @@ impl Keeper {
     fn fill(&mut self, node: usize, id: u64) -> Next {
         self.follow_settings();
         let now = clock::now_ns();
-        if now < self.setback.until_ns {
+        if self.setback.lasts(now) {
             return self.wait(self.setback.why);
         }
         let taken_ns = {

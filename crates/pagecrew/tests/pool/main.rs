@@ -318,27 +318,38 @@ fn a_hundred_clients_at_once_wait_little() {
     let first = Client::connect(&place.socket()).unwrap();
     wait_until_full(&first);
     let barrier = std::sync::Barrier::new(CLIENTS);
-    let mut times: Vec<(Duration, usize)> = std::thread::scope(|scope| {
-        let client = || {
-            let client = Client::connect(&place.socket()).unwrap();
-            barrier.wait();
-            let begin = Instant::now();
-            let taken = client.take(&request(2 * MIB, Until::Closed)).unwrap();
-            let time = begin.elapsed();
-            (time, taken.ready)
-        };
-        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
-        clients.into_iter().map(|client| client.join().unwrap()).collect()
-    });
-    times.sort_unstable();
-    let ready = times.iter().filter(|(_, ready)| *ready == 2 * MIB).count();
-    println!("median {:?}, the slowest {:?}, {ready} were ready", times[CLIENTS / 2].0, times[CLIENTS - 1].0);
-    // A slow machine may be under pressure: the pool gives memory back then, and whoever zeroes his own takes as long as that takes there.
-    if patience() == 1 {
-        // A tenth of that on a machine with nothing else to do.
-        assert!(times[CLIENTS - 1].0 < Duration::from_millis(100), "{times:?}");
-        assert!(ready > CLIENTS * 9 / 10, "{times:?}");
+    // What all but one of a hundred have waited at most, and how many had it ready.
+    let round = || -> (Duration, usize) {
+        let mut times: Vec<(Duration, usize)> = std::thread::scope(|scope| {
+            let client = || {
+                let client = Client::connect(&place.socket()).unwrap();
+                barrier.wait();
+                let begin = Instant::now();
+                let taken = client.take(&request(2 * MIB, Until::Closed)).unwrap();
+                let time = begin.elapsed();
+                (time, taken.ready)
+            };
+            let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
+            clients.into_iter().map(|client| client.join().unwrap()).collect()
+        });
+        times.sort_unstable();
+        let ready = times.iter().filter(|(_, ready)| *ready == 2 * MIB).count();
+        println!("median {:?}, 99 % within {:?}, {ready} were ready", times[CLIENTS / 2].0, times[CLIENTS - 2].0);
+        (times[CLIENTS - 2].0, ready)
+    };
+    let is_good =
+        |(slowest, ready): (Duration, usize)| slowest <= Duration::from_millis(10) && ready > CLIENTS * 9 / 10;
+    // Others use this machine as well: one time in a few has to be good. A slow machine may be under pressure: the pool gives memory back then,
+    // and whoever zeroes his own takes as long as that takes there.
+    let mut good = false;
+    for _ in 0..5 {
+        wait_until_full(&first);
+        good = is_good(round()) || patience() > 1;
+        if good {
+            break;
+        }
     }
+    assert!(good, "it never took as little as it is to");
     drop(first);
     server.stop().unwrap();
 }
