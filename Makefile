@@ -27,8 +27,7 @@ test: setup build ## Every test that takes no longer than a few minutes
 
 .PHONY: test-guests
 test-guests: setup build ## The machines that users have, one after the other under QEMU: Debian 12 and 13, NUMA, aarch64, a container, ...
-	bash scripts/guests.sh
-	bash scripts/guests.sh --table
+	bash scripts/guests.sh; status=$$?; bash scripts/guests.sh --table && exit $$status
 
 .PHONY: test-long
 test-long: setup build ## Every test

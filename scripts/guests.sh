@@ -101,7 +101,7 @@ boot() {
         rm -f "$log" "$results/$name.again.log"
     fi
     # What a machine is; see machines.sh.
-    local about='' architecture=x86_64 release=trixie-amd64 kernel_package=linux-image-cloud-amd64 cpus=2 sockets=1 memory=4G append='' userland=whole
+    local about='' left='' architecture=x86_64 release=trixie-amd64 kernel_package=linux-image-cloud-amd64 cpus=2 sockets=1 memory=4G append='' userland=whole
     local swap=no limit=3600 patience=10 options=() tests=() short_tests=()
     "machine_${name//-/_}"
     if [ "$short" = yes ]; then
@@ -155,6 +155,7 @@ boot() {
     {
         echo "machine: $name"
         echo "about: $about"
+        echo "left: $left"
         echo "date: $(date --utc +%Y-%m-%d)"
         echo "commit: $commit"
         cat "$console"

@@ -54,6 +54,8 @@ class Machine:
         self.again = list(tests_of(again))
         self.again_commits = commits_of(again)
         self.tests |= tests_of(again)
+        # One that was cut short says nothing of what it did not come to.
+        self.ended = "\nguest: over" in text
         found = re.search(r"^doctor: (\{.*\})$", text + again, re.MULTILINE)
         self.checks = {check["name"]: check for check in json.loads(found[1])["checks"]} if found else {}
 
@@ -121,6 +123,8 @@ def page(machines):
         for machine in machines:
             if machine.again:
                 text += f"- {machine.name}, {machine.again_commits}: {', '.join(machine.again)}\n"
+    text += "\n## Not asked, and why\n\n"
+    text += "".join(f"- {m.name}: {m.fields['left']}\n" for m in machines if m.fields.get("left"))
     text += "\n## Skipped, and why\n\n"
     for machine in machines:
         reasons = {}
@@ -143,6 +147,8 @@ def main():
     if missing:
         sys.exit(f"no whole run yet of {', '.join(missing)}: run scripts/guests.sh {missing[0]}")
     machines = [Machine(name, read(f"{name}.log"), read(f"{name}.again.log")) for name in names]
+    if cut := [machine.name for machine in machines if not machine.ended]:
+        sys.exit(f"not at its end: {', '.join(cut)}: run scripts/guests.sh {cut[0]} again")
     output.write_text(page(machines))
     print(f"{output}: {len(machines)} machines", file=sys.stderr)
 
