@@ -249,7 +249,7 @@ print("said to be elsewhere:", taken["elsewhere_bytes"], "found:", elsewhere)
 sys.exit(not (taken["elsewhere_bytes"] > 0 and abs(taken["elsewhere_bytes"] - elsewhere) <= 32 << 20))' "$answer" "$last" ||
         fail "what is elsewhere is not said: $answer"
     "$pagecrew" pool release "$(python3 -c 'import json, sys; print(json.loads(sys.argv[1])["path"])' "$answer")"
-    nothing_taken
+    nothing_taken 100
     stop_server
 }
 
