@@ -276,17 +276,17 @@ trim_hold_cache() {
     sleep 3
     # On an emulated machine that is busy with other things, a tick is more than a tick; then once more.
     for _ in 1 2 3; do
-        watched 20
-        # 1 % of 20 s, what was saved up before, and half as much again for the clock.
-        if [ "$((used * 100 / $(getconf CLK_TCK)))" -le 45 ]; then break; fi
+        watched 10
+        # 1 % of 10 s, what was saved up before, and half as much again for the clock.
+        if [ "$((used * 100 / $(getconf CLK_TCK)))" -le 30 ]; then break; fi
     done
-    [ "$((used * 100 / $(getconf CLK_TCK)))" -le 45 ] || fail "the watch used $used ticks in 20 s"
+    [ "$((used * 100 / $(getconf CLK_TCK)))" -le 30 ] || fail "the watch used $used ticks in 10 s"
     is_cached 40 || fail "only $(cached) MiB of page cache are left"
     sparse 2 || fail "status $?"
     [ "$(in_vain)" -eq 0 ] || fail "the watch has said $(in_vain) times that there is nothing to give back"
     end_watch
     control_is "$before" || fail "the group's control is $(control_text), and was $before"
-    echo "$control, $used ticks of CPU in 20 s, ended after $took ms"
+    echo "$control, $used ticks of CPU in 10 s, ended after $took ms"
 }
 
 # Two hundred processes that take long to search, again and again, beside a group in need, and beside one that is frozen.
@@ -324,8 +324,8 @@ EOF
     [ "$(in_vain)" -eq 0 ] || fail "the watch has said $(in_vain) times that there is nothing to give back"
     # What a rush has taken is paid off after a while.
     sleep 5
-    watched 20
-    [ "$((used * 100 / $(getconf CLK_TCK)))" -le "$((35 * ${patience:-1}))" ] || fail "the watch used $used ticks in 20 s"
+    watched 10
+    [ "$((used * 100 / $(getconf CLK_TCK)))" -le "$((25 * ${patience:-1}))" ] || fail "the watch used $used ticks in 10 s"
     # Whoever is frozen in the group can't be helped, and holds nobody up.
     in_limited_group "$programs/sparse" 128 1000 &
     sleep 0.3
@@ -342,7 +342,7 @@ EOF
     group=$first
     end_watch
     control_is "$before" || fail "the group's control is $(control_text), and was $before"
-    echo "$control, $used ticks of CPU in 20 s, ended after $took ms"
+    echo "$control, $used ticks of CPU in 10 s, ended after $took ms"
 }
 
 # A watch that is killed leaves the group as it was, or as somebody else has set it up meanwhile.
