@@ -292,8 +292,8 @@ fn guards_work() -> bool {
 }
 
 /// The largest request that heuristic overcommit grants: all memory and swap.
-fn largest_request() -> usize {
-    let memory = procfs::memory_info().ok().filter(|_| !arena::always_overcommits());
+fn largest_request(memory: Option<procfs::MemoryInfo>) -> usize {
+    let memory = memory.filter(|_| !arena::always_overcommits());
     memory.map_or(usize::MAX, |memory| (memory.total + memory.swap) as usize)
 }
 
@@ -319,7 +319,7 @@ impl Core {
         let zone_shift = (arena.range().len / zone_count).ilog2();
         let zone_len = 1usize << zone_shift;
         let aligned = zone_len >= ZONE_ALIGN;
-        // Whose number need not be one: what they leave is nobody's, and would count against `RLIMIT_AS` all the same.
+        // How many there are need not be a power of two: what they leave of the arena would be nobody's, and count against `RLIMIT_AS`.
         arena.end_at(zone_count * zone_len);
         // One for the whole arena, so that an address says where to look by itself.
         let pages = zone_count * (zone_len / PAGE_SIZE);
@@ -363,7 +363,7 @@ impl Core {
             transfers: Transfers::new(),
             hook: HookSlot::default(),
             machine: total,
-            largest: AtomicUsize::new(largest_request()),
+            largest: AtomicUsize::new(largest_request(memory)),
             guards,
             forking: AtomicBool::new(false),
         })
@@ -738,7 +738,7 @@ impl Core {
             return false;
         }
         // Memory or swap may have been added.
-        let largest = largest_request();
+        let largest = largest_request(procfs::memory_info().ok());
         self.largest.store(largest, Ordering::Relaxed);
         size > largest
     }

@@ -1383,6 +1383,24 @@ mod tests {
         Piece { offset: page * G, len: pages * G, state, marks: Marks::default() }
     }
 
+    #[test]
+    fn an_exact_map_is_opened_as_far_as_it_is_used() {
+        let (pages, some) = (4 * OPENED / G, 3);
+        let mut map = SpanMap::exact(PageMap::closed(pages).unwrap(), G).unwrap();
+        let first = allocate(&mut map, some, Want::Any);
+        assert_eq!(map.opened, OPENED);
+        // Whatever is written behind a map's open part ends the process.
+        assert!(map.grow(first.offset, OPENED + some * G, 0, true).is_some());
+        map.check();
+        assert_eq!(map.opened, 2 * OPENED);
+        let last = allocate(&mut map, pages - OPENED / G - some, Want::Zeroes);
+        assert_eq!((last.offset + last.len, map.opened), (4 * OPENED, 4 * OPENED));
+        assert!(map.allocate(&request(1, Want::Any)).is_none());
+        give_back(&mut map, last.offset);
+        give_back(&mut map, first.offset);
+        assert_eq!((map.top(), map.opened), (0, 4 * OPENED));
+    }
+
     /// Gives a span back to the kernel.
     fn give_back(map: &mut SpanMap, offset: usize) {
         let len = map.release_unbacked(offset);

@@ -14,8 +14,7 @@ const OTHER: u32 = 65_000;
 const READY: usize = 32 * MIB;
 /// So long something may be on nobody's account. In a guest, everything takes longer (`scripts/guests.sh`).
 fn late() -> Duration {
-    let patience = std::env::var("patience").ok().and_then(|text| text.parse().ok());
-    Duration::from_secs(patience.unwrap_or(1))
+    Duration::from_secs(1) * patience()
 }
 
 /// Another process of another user, which does one of [`ATTACKS`], says so, and goes on when it is told to.
@@ -786,7 +785,7 @@ fn take_and_give_back(client: &Client) {
             client.release(&taken.path).unwrap();
             drop(taken);
             // No more than a user may have at once, however long it takes until the kernel has it back.
-            std::thread::sleep(Duration::from_millis(100) * u32::try_from(late().as_secs()).unwrap());
+            std::thread::sleep(Duration::from_millis(100) * patience());
         }
     });
 }
