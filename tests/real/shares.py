@@ -39,12 +39,12 @@ def take(path, size):
     return int(words["ready"]), waited
 
 
-def user(number, path, end, size, pause, report):
-    """In a process of this user: takes until `end`."""
+def user(number, path, end, size, pause, seed, report):
+    """In a process of this user: takes until `end`. The same `seed` makes the same requests after the same pauses."""
     os.setgroups([])
     os.setgid(number)
     os.setuid(number)
-    random.seed()
+    random.seed(seed)
     asked = ready = takes = refused = 0
     slowest = 0.0
     while time.monotonic() < end:
@@ -63,7 +63,7 @@ def user(number, path, end, size, pause, report):
         os.write(2, f"user {number} was refused: {reason}\n".encode())
 
 
-def phase(path, seconds, trick):
+def phase(path, seconds, trick, what):
     """Returns the share that the two had ready, and how often who took and was refused."""
     end = time.monotonic() + seconds
     users = {number: (lambda sizes=sizes: random.choice(sizes), 0.15) for number, sizes in QUIET.items()}
@@ -75,7 +75,7 @@ def phase(path, seconds, trick):
         if os.fork() == 0:
             status = 1
             try:
-                user(number, path, end, size, pause, write)
+                user(number, path, end, size, pause, f"{number} {what}", write)
                 status = 0
             finally:
                 os._exit(status)
@@ -94,13 +94,15 @@ def phase(path, seconds, trick):
 
 path, seconds, least = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
 # What is wanted is known only once it was asked for.
-phase(path, 5, None)
+phase(path, 5, None, "first")
 bad, all_takes = False, 0
 for name, trick in TRICKS.items():
     # One large request that met an empty pool is a point or two in a few seconds: what looks bad is looked at for longer.
     for times in (1, 3):
-        alone, takes_alone, refused_alone, _ = phase(path, times * seconds, None)
-        beside, takes, refused, slowest = phase(path, times * seconds, trick)
+        # Of both, the two ask for the same: what differs is what he does to them.
+        what = f"{name} {times} {os.getpid()}"
+        alone, takes_alone, refused_alone, _ = phase(path, times * seconds, None, what)
+        beside, takes, refused, slowest = phase(path, times * seconds, trick, what)
         all_takes += takes_alone + takes
         less = beside < alone - POINTS
         print(f"{name}: ready {alone:.1%} alone, {beside:.1%} beside {takes:.0f} takes, the slowest {slowest * 1000:.1f} ms")

@@ -24,6 +24,8 @@ pub enum Event {
 /// A service, from its beginning to its end.
 pub struct Service {
     signals: SignalDescriptor,
+    /// Those of them that end it.
+    ends: SignalSet,
     before: SignalSet,
     /// Whether it has said that it is served.
     served: Cell<bool>,
@@ -38,7 +40,8 @@ impl Service {
         let signals = SignalDescriptor::new(&set).map_err(|error| Failure::Failed(format!("signals: {error}")))?;
         // Whoever reads what it says may be stopped, and nobody waits for him.
         output::never_wait().map_err(|error| Failure::Failed(format!("the thread that writes: {error}")))?;
-        Ok(Service { signals, before, served: Cell::new(false) })
+        let ends = SignalSet::of(&[libc::SIGINT, libc::SIGTERM]);
+        Ok(Service { signals, ends, before, served: Cell::new(false) })
     }
 
     /// It is served: the service manager may start what needs it.
@@ -90,6 +93,11 @@ impl Service {
         let timeout = until_ns.map(|until| Duration::from_nanos(until.saturating_sub(now_ns())));
         signals::poll(&mut polled, timeout);
         match self.signals.take() {
+            // The kernel has this one come first. However often it comes, the end goes before it.
+            Some(libc::SIGHUP) if self.ends.pending() => {
+                while self.signals.take().is_some_and(|signal| signal == libc::SIGHUP) {}
+                Event::Stop
+            }
             Some(libc::SIGHUP) => Event::Reload,
             Some(_) => Event::Stop,
             None => {

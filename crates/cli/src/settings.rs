@@ -1,6 +1,7 @@
 //! Files of settings: TOML in which whatever is wrong is named with its line and its key.
 
 use crate::failure::Failure;
+use std::fmt::Display;
 use std::io::ErrorKind;
 use std::path::Path;
 use toml::Spanned;
@@ -20,13 +21,15 @@ pub struct Setting<'a> {
 /// The file of a machine's settings.
 pub const MACHINE: &str = "/etc/pagecrew/pagecrew.toml";
 
-/// A key that a table of the file may have. All that is said about it anywhere comes from here; what values it takes is said by what reads
-/// it, and in `help`.
+/// A key that a table of the file may have. All that is said about it anywhere comes from here, in the help of the command as well.
 pub struct Key {
     /// Its name.
     pub name: &'static str,
     /// A value, as it is written in the file.
     pub example: &'static str,
+    /// Values just outside of its bounds, and of another kind. Each is refused, with its line and the reason: tests see to that.
+    #[cfg_attr(not(test), expect(dead_code))]
+    pub wrong: &'static [&'static str],
     /// What counts where it is left out.
     pub default: &'static str,
     /// What it says, with what values it may have.
@@ -43,6 +46,63 @@ pub struct Table {
     pub help: &'static str,
     /// What may stand in it.
     pub keys: &'static [Key],
+    /// Reads it as the service does, for the tests of its keys.
+    #[cfg_attr(not(test), expect(dead_code))]
+    pub check: fn(Vec<Setting<'_>>) -> Result<(), String>,
+}
+
+impl Table {
+    /// What the help of a command says of the option for a key, and `besides` of the option alone.
+    ///
+    /// # Panics
+    /// If there is no such key.
+    pub fn help(&self, key: &str, besides: &str) -> String {
+        let found = self.keys.iter().find(|known| known.name == key);
+        let key = found.unwrap_or_else(|| panic!("[{}] has no {key}", self.name));
+        let mut text = key.help.trim_end_matches('.').to_owned();
+        if !besides.is_empty() {
+            text += &format!("; {besides}");
+        }
+        if !key.default.is_empty() {
+            text += &format!(" [default: {}]", key.default);
+        }
+        text
+    }
+}
+
+/// What the help says of options that may be given more than once.
+pub const AGAIN: &str = "may be given more than once";
+
+/// And of those that say where metrics are served.
+pub const PROTOCOL: &str = "OpenMetrics, GET /metrics";
+
+/// What `parse` makes of an option's text, if it was given.
+///
+/// # Errors
+/// What is wrong with it, with the option's name.
+pub fn option<T, E: Display>(
+    name: &str,
+    text: &Option<String>,
+    parse: impl Fn(&str) -> Result<T, E>,
+) -> Result<Option<T>, Failure> {
+    text.as_deref().map(|text| parse(text).map_err(|reason| wrong(name, reason))).transpose()
+}
+
+/// What `parse` makes of each of the texts of an option.
+///
+/// # Errors
+/// What is wrong with the first that is, with the option's name.
+pub fn options<T, E: Display>(
+    name: &str,
+    texts: &[String],
+    parse: impl Fn(&str) -> Result<T, E>,
+) -> Result<Vec<T>, Failure> {
+    texts.iter().map(|text| parse(text).map_err(|reason| wrong(name, reason))).collect()
+}
+
+/// That an option's text makes no sense.
+pub fn wrong(name: &str, reason: impl Display) -> Failure {
+    Failure::Usage(format!("{name}: {reason}"))
 }
 
 /// All that there are.
@@ -130,6 +190,16 @@ pub fn members_of<'a>(text: &'a str, table: &Table) -> Result<Option<Vec<Setting
     Ok(found)
 }
 
+/// The settings of `table` in the text of a file, none of which has to make sense, if only their keys are known.
+pub fn keys_of<'a>(text: &'a str, table: &Table) -> Result<Vec<Setting<'a>>, String> {
+    let settings = members_of(text, table)?.unwrap_or_default();
+    let is_known = |setting: &&Setting| table.keys.iter().any(|key| key.name == setting.key());
+    match settings.iter().find(|setting| !is_known(setting)) {
+        Some(unknown) => Err(unknown.unknown(table)),
+        None => Ok(settings),
+    }
+}
+
 /// What `parse` makes of the text of `file`; where none was named, of `machine`, if that is there.
 fn load_from<T: Default>(
     file: Option<&Path>,
@@ -180,7 +250,7 @@ impl<'a> Setting<'a> {
     }
 
     /// What is wrong with it: `line N: key: reason`.
-    pub fn error(&self, reason: impl std::fmt::Display) -> String {
+    pub fn error(&self, reason: impl Display) -> String {
         format!("line {}: {}{}: {reason}", line(self.text, self.position), self.tables, self.key)
     }
 
@@ -190,8 +260,18 @@ impl<'a> Setting<'a> {
         self.error(format!("there is no such setting; there are {}", known.join(", ")))
     }
 
+    /// Whether it asks for anything: it is neither false nor empty.
+    pub fn asks(&self) -> bool {
+        match &self.value {
+            DeValue::Boolean(value) => *value,
+            DeValue::Array(items) => !items.is_empty(),
+            DeValue::Table(members) => !members.is_empty(),
+            _ => true,
+        }
+    }
+
     /// What `parse` makes of the value, a number or a text; a number is taken as it is written.
-    pub fn parse<T, E: std::fmt::Display>(&self, parse: impl FnOnce(&str) -> Result<T, E>) -> Result<T, String> {
+    pub fn parse<T, E: Display>(&self, parse: impl FnOnce(&str) -> Result<T, E>) -> Result<T, String> {
         let text = match &self.value {
             DeValue::String(text) => text.to_string(),
             DeValue::Integer(number) => number.to_string(),
@@ -284,6 +364,18 @@ mod tests {
     }
 
     #[test]
+    fn what_asks_for_nothing() {
+        let settings = read("a = false\nb = []\nc = {}\nd = true\ne = [1]\nf = { g = 1 }\nh = 0\n").unwrap();
+        assert_eq!(
+            settings.iter().map(Setting::asks).collect::<Vec<_>>(),
+            [false, false, false, true, true, true, true]
+        );
+        let [_, pool, _, _] = TABLES;
+        assert_eq!(keys_of("[pool]\nfloor = \"12Q\"\n[trim]\nx = 1", pool).unwrap().len(), 1);
+        assert!(keys_of("[pool]\nflor = 1", pool).unwrap_err().starts_with("line 2: pool.flor: there is no such"));
+    }
+
+    #[test]
     fn only_the_machine_may_have_no_file() {
         let directory = tempfile::tempdir().unwrap();
         let (missing, there) = (directory.path().join("missing"), directory.path().join("there"));
@@ -328,6 +420,46 @@ mod tests {
         for table in TABLES {
             assert_eq!(members_of(&text, table).unwrap().unwrap().len(), table.keys.len());
         }
+    }
+
+    #[test]
+    fn what_is_outside_the_bounds_of_a_key_is_refused_with_its_line() {
+        for table in TABLES {
+            for key in table.keys {
+                assert!(!key.wrong.is_empty(), "{}.{}", table.name, key.name);
+                for value in key.wrong {
+                    let text = format!("[{}]\n\n{} = {value}\n", table.name, key.name);
+                    let settings = members_of(&text, table).unwrap().unwrap();
+                    let error = (table.check)(settings).err().unwrap_or_else(|| panic!("{text} was taken"));
+                    assert!(error.starts_with(&format!("line 3: {}.{}", table.name, key.name)), "{text}: {error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_examples_hold() {
+        for table in TABLES {
+            // What excludes others stands by itself.
+            for key in table.keys {
+                // Whoever may not exist here is root.
+                let example = ["kvm", "alice", "postgres"]
+                    .into_iter()
+                    .fold(key.example.to_owned(), |text, name| text.replace(name, "root"));
+                let text = format!("{} = {example}\n", key.name);
+                assert_eq!((table.check)(read(&text).unwrap()), Ok(()), "{}: {text}", table.name);
+            }
+        }
+    }
+
+    #[test]
+    fn options_say_what_the_keys_say() {
+        let [_, pool, trim, _] = TABLES;
+        assert_eq!(
+            pool.help("cpu", ""),
+            "CPU time that filling may take, in percent of one CPU, up to 100 [default: 25]"
+        );
+        assert_eq!(trim.help("all", "now"), "Every process; now [default: false]");
     }
 
     #[test]

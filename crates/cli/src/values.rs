@@ -1,7 +1,8 @@
 //! Values that several commands take, on the command line and in files of settings.
 
-use nix::unistd::{Gid, Group, User};
+use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 use std::collections::BTreeSet;
+use std::ffi::CString;
 
 /// A share of one CPU, out of a percentage.
 pub fn parse_percent(text: &str) -> Result<f64, String> {
@@ -47,6 +48,13 @@ pub fn members_of(group: u32) -> Result<BTreeSet<u32>, String> {
     Ok(members)
 }
 
+/// The groups of a user, by their numbers, wherever the system's login looks for them; none where that can't be said.
+pub fn groups_of(user: u32) -> Vec<u32> {
+    let Ok(Some(user)) = User::from_uid(Uid::from_raw(user)) else { return Vec::new() };
+    let Ok(name) = CString::new(user.name) else { return Vec::new() };
+    getgrouplist(&name, user.gid).unwrap_or_default().into_iter().map(Gid::as_raw).collect()
+}
+
 /// The users in the text of a file of users whose first group it is.
 fn first_members(users: &str, group: u32) -> impl Iterator<Item = u32> + '_ {
     users.lines().filter_map(move |line| {
@@ -73,6 +81,7 @@ mod tests {
         assert_eq!(first_members(text, 36).collect::<Vec<_>>(), [5, 7]);
         assert!(members_of(0).unwrap().contains(&0));
         assert!(members_of(3_999_999_999).unwrap().is_empty());
+        assert!(groups_of(0).contains(&0) && groups_of(3_999_999_999).is_empty());
     }
 
     #[test]

@@ -274,6 +274,10 @@ fn enough_can_be_waited_for() {
     let begin = Instant::now();
     fails(pool(&[&nowhere[..], &["--timeout", "300ms"]].concat()), 1, &["nowhere"]);
     assert!(begin.elapsed() >= Duration::from_millis(300));
+    // A server that is there and does nothing.
+    served.signal(libc::SIGSTOP);
+    fails(served.client(&["wait", "--size", "2M", "--timeout", "300ms"]), 1, &["does not answer"]);
+    served.signal(libc::SIGCONT);
 }
 
 #[test]

@@ -44,6 +44,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "size",
             example: "\"16G\"",
+            wrong: &["\"3M\"", "0", "[1]"],
             default: "",
             help: "How much is kept ready in all, spread evenly over the NUMA nodes.",
             live: true,
@@ -51,6 +52,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "nodes",
             example: "{ 0 = \"16G\", 1 = \"8G\" }",
+            wrong: &["{ a = \"8G\" }", "{ 0 = \"1M\" }", "\"8G\""],
             default: "",
             help: "How much is kept ready on which node, instead of size.",
             live: true,
@@ -58,6 +60,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "files",
             example: "[\"8G:1\", \"2G:4\"]",
+            wrong: &["[\"8G:0\"]", "[\"3M\"]", "\"8G\""],
             default: "what was asked for lately",
             help: "Files that are always among what is ready, and how many of each.",
             live: true,
@@ -65,6 +68,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "backing",
             example: "\"auto\"",
+            wrong: &["\"disk\""],
             default: "auto",
             help: "What the memory is made of: tmpfs (huge pages as they come), hugetlbfs (those that are reserved), or auto, whichever there is.",
             live: false,
@@ -72,6 +76,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "cpu",
             example: "25",
+            wrong: &["0", "101", "\"much\""],
             default: "25",
             help: "CPU time that filling may take, in percent of one CPU, up to 100.",
             live: true,
@@ -79,6 +84,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "floor",
             example: "\"2G\"",
+            wrong: &["\"12Q\"", "-1"],
             default: "5 % of memory, 512M at least",
             help: "So much free memory of the machine is left to others.",
             live: true,
@@ -86,6 +92,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "below-floor",
             example: "false",
+            wrong: &["1"],
             default: "false",
             help: "Whether what is asked for and not ready may leave less than the floor; otherwise it is refused.",
             live: true,
@@ -93,6 +100,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "limit",
             example: "\"32G\"",
+            wrong: &["\"3M\"", "-1"],
             default: "all memory",
             help: "The most that is ready and taken together.",
             live: false,
@@ -100,6 +108,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "unused",
             example: "\"60s\"",
+            wrong: &["\"soon\""],
             default: "60s",
             help: "What `pool take` handed out goes back when nobody has had it open for so long.",
             live: true,
@@ -107,6 +116,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "ready",
             example: "\"8G\"",
+            wrong: &["\"3M\""],
             default: "nothing",
             help: "So much has to be ready before the service manager starts what comes after this service.",
             live: false,
@@ -114,6 +124,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "quota",
             example: "{ default = \"8G\", alice = \"32G\", \"@kvm\" = \"64G\" }",
+            wrong: &["{ default = \"x\" }", "\"x\""],
             default: "none",
             help: "The most that a user may have taken, by name or number; of @GROUP, the most that its members may have together. The default doesn't bind root.",
             live: true,
@@ -121,6 +132,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "socket-group",
             example: "\"kvm\"",
+            wrong: &["\"no such group\""],
             default: "root alone may take memory",
             help: "The group that may take memory, by name or number.",
             live: false,
@@ -128,6 +140,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "socket-mode",
             example: "\"0660\"",
+            wrong: &["\"0888\"", "\"1777\""],
             default: "0600; with socket-group 0660",
             help: "The socket's permissions, in octal.",
             live: false,
@@ -135,6 +148,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "directory",
             example: "\"/run/pagecrew/pool\"",
+            wrong: &["\"\""],
             default: "/run/pagecrew/pool",
             help: "Where the files are.",
             live: false,
@@ -142,6 +156,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "socket",
             example: "\"/run/pagecrew/pool/socket\"",
+            wrong: &["\"\"", "true"],
             default: "socket in the directory",
             help: "Where clients find the pool.",
             live: false,
@@ -149,11 +164,13 @@ pub const TABLE: Table = Table {
         Key {
             name: "metrics",
             example: "9750",
+            wrong: &["\"0.0.0.0:9750\"", "[]"],
             default: "nowhere",
             help: "Where metrics are served (docs/metrics.md): a port of this machine, PORT, 127.0.0.1:PORT or [::1]:PORT, or the path of a socket.",
             live: false,
         },
     ],
+    check: |settings| Config::of(settings).map(drop),
 };
 
 impl Config {
@@ -415,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn the_examples_hold() {
+    fn the_examples_hold_together() {
         let lines =
             TABLE.keys.iter().filter(|key| key.name != "size").map(|key| format!("{} = {}\n", key.name, key.example));
         // Whoever may not exist here is root.

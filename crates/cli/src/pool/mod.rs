@@ -19,6 +19,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 pub use status::text as status_text;
 
@@ -90,7 +91,11 @@ struct Place {
 
 impl Place {
     fn connect(&self) -> Result<Client, Failure> {
-        Client::connect(&self.socket.clone().unwrap_or_else(socket)).map_err(failure)
+        self.connect_within(None)
+    }
+
+    fn connect_within(&self, patience: Option<Duration>) -> Result<Client, Failure> {
+        Client::connect_within(&self.socket.clone().unwrap_or_else(socket), patience).map_err(failure)
     }
 }
 

@@ -7,13 +7,13 @@ use crate::metrics::{Address, Listener};
 use crate::notify;
 use crate::output::note;
 use crate::service::{Event, Service};
-use crate::values::{parse_group, parse_percent, parse_user};
+use crate::settings::{AGAIN, PROTOCOL, option, options, wrong};
+use crate::values::{groups_of, parse_group, parse_percent, parse_user};
 use indicatif::ProgressBar;
 use pagecrew::pool::{Options, Progress, Server, Subordinates};
 use pagecrew::sys::clock::now_ns;
 use pagecrew::units::{Bytes, parse_duration, parse_size};
 use std::ffi::OsString;
-use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::OnceLock;
@@ -37,56 +37,38 @@ Examples:
 SIGHUP reads the file again; size, nodes, files, cpu, floor, below-floor, unused and quota take effect at once. \
 SIGTERM and SIGINT end it: what is ready is given back, what is taken stays with those who have it.")]
 pub struct Arguments {
-    /// How much is kept ready in all, spread evenly over the NUMA nodes; a multiple of 2 MiB, as all sizes here
-    #[arg(long, value_name = "SIZE", conflicts_with = "node")]
+    #[arg(long, value_name = "SIZE", conflicts_with = "node", help = TABLE.help("size", "a multiple of 2 MiB, as all sizes here"))]
     size: Option<String>,
-    /// How much is kept ready on a node, such as 0=8G; may be given more than once
-    #[arg(long, value_name = "N=SIZE")]
+    #[arg(long, value_name = "N=SIZE", help = TABLE.help("nodes", &format!("such as 0=8G; {AGAIN}")))]
     node: Vec<String>,
-    /// What the memory is made of: auto, tmpfs, hugetlbfs [default: auto: a tmpfs with huge pages, else the reserved
-    /// ones]
-    #[arg(long, value_name = "BACKING")]
+    #[arg(long, value_name = "BACKING", help = TABLE.help("backing", ""))]
     backing: Option<String>,
-    /// Files that are always among what is ready, such as 8G:2; may be given more than once [default: what was asked
-    /// for lately]
-    #[arg(long, value_name = "SIZE[:COUNT]")]
+    #[arg(long, value_name = "SIZE[:COUNT]", help = TABLE.help("files", &format!("such as 8G:2; {AGAIN}")))]
     file: Vec<String>,
-    /// CPU time that filling may take, in percent of one CPU [default: 25%]
-    #[arg(long, value_name = "PERCENT")]
+    #[arg(long, value_name = "PERCENT", help = TABLE.help("cpu", ""))]
     cpu: Option<String>,
-    /// Free memory of the machine that filling leaves alone [default: 5 % of all, at least 512M]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", help = TABLE.help("floor", ""))]
     floor: Option<String>,
     /// Give out more than is ready even where that leaves less than the floor
     #[arg(long)]
     below_floor: bool,
-    /// Say that it is served, to the service manager, only once so much is ready [default: at once]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", help = TABLE.help("ready", ""))]
     ready: Option<String>,
-    /// The most that is ready and taken together [default: the machine's memory]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", help = TABLE.help("limit", ""))]
     limit: Option<String>,
-    /// A file that was taken by its path goes when nobody has had it open for so long [default: 60s]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", help = TABLE.help("unused", ""))]
     unused: Option<String>,
-    /// Where it keeps its files [default: /run/pagecrew/pool]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help = TABLE.help("directory", ""))]
     directory: Option<PathBuf>,
-    /// Where clients find it [default: DIR/socket]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", help = TABLE.help("socket", ""))]
     socket: Option<PathBuf>,
-    /// Who may take memory: the socket's permissions, in octal [default: 0600; with --socket-group 0660]
-    #[arg(long, value_name = "MODE")]
+    #[arg(long, value_name = "MODE", help = TABLE.help("socket-mode", ""))]
     socket_mode: Option<String>,
-    /// The socket's group, by name or number
-    #[arg(long, value_name = "GROUP")]
+    #[arg(long, value_name = "GROUP", help = TABLE.help("socket-group", ""))]
     socket_group: Option<String>,
-    /// How much a user may have taken, by name or number, such as alice=32G; without one, each user but root; with
-    /// @kvm=64G, the members of a group together
-    #[arg(long, value_name = "[USER=|@GROUP=]SIZE")]
+    #[arg(long, value_name = "[USER=|@GROUP=]SIZE", help = TABLE.help("quota", &format!("without a name, of each user; {AGAIN}")))]
     quota: Vec<String>,
-    /// Serve metrics (OpenMetrics, GET /metrics) at a port of this machine, PORT, 127.0.0.1:PORT or [::1]:PORT, or at the path of a socket
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", help = TABLE.help("metrics", PROTOCOL))]
     metrics: Option<String>,
     /// Settings to begin with [default: /etc/pagecrew/pagecrew.toml, if it is there]
     #[arg(long, value_name = "FILE")]
@@ -240,6 +222,14 @@ fn settings(arguments: &Arguments) -> Result<Settings, Failure> {
         // Else users would have as many quotas as they have numbers.
         Err(error) => return Err(Failure::Failed(format!("/etc/subuid: {error}"))),
     };
+    // What a former server handed out counts for the groups of whoever has it, also of those that no file of groups tells.
+    for user in pagecrew::pool::holders(&options.directory) {
+        for group in groups_of(user) {
+            if let Some(quota) = options.quotas.groups.get_mut(&group).filter(|_| user != 0) {
+                quota.members.insert(user);
+            }
+        }
+    }
     options.quotas.subordinates = Subordinates::read(&subordinates, |name| parse_user(name).ok());
     Ok(Settings { options, ready, metrics })
 }
@@ -252,21 +242,21 @@ fn filler() -> Vec<OsString> {
 /// What the command line says.
 fn given(arguments: &Arguments) -> Result<Config, Failure> {
     let mut config = Config {
-        size: one("--size", &arguments.size, config::parse_file_size)?,
-        nodes: all("--node", &arguments.node, config::parse_node_size)?.into_iter().collect(),
-        backing: one("--backing", &arguments.backing, config::parse_backing)?,
-        files: all("--file", &arguments.file, config::parse_files)?,
-        cpu: one("--cpu", &arguments.cpu, parse_percent)?,
-        floor: one("--floor", &arguments.floor, parse_size)?,
-        ready: one("--ready", &arguments.ready, config::parse_file_size)?,
+        size: option("--size", &arguments.size, config::parse_file_size)?,
+        nodes: options("--node", &arguments.node, config::parse_node_size)?.into_iter().collect(),
+        backing: option("--backing", &arguments.backing, config::parse_backing)?,
+        files: options("--file", &arguments.file, config::parse_files)?,
+        cpu: option("--cpu", &arguments.cpu, parse_percent)?,
+        floor: option("--floor", &arguments.floor, parse_size)?,
+        ready: option("--ready", &arguments.ready, config::parse_file_size)?,
         below_floor: arguments.below_floor.then_some(true),
-        limit: one("--limit", &arguments.limit, config::parse_file_size)?,
-        unused: one("--unused", &arguments.unused, parse_duration)?,
+        limit: option("--limit", &arguments.limit, config::parse_file_size)?,
+        unused: option("--unused", &arguments.unused, parse_duration)?,
         directory: arguments.directory.clone(),
         socket: arguments.socket.clone(),
-        socket_mode: one("--socket-mode", &arguments.socket_mode, config::parse_mode)?,
-        socket_group: one("--socket-group", &arguments.socket_group, parse_group)?,
-        metrics: one("--metrics", &arguments.metrics, Address::parse)?,
+        socket_mode: option("--socket-mode", &arguments.socket_mode, config::parse_mode)?,
+        socket_group: option("--socket-group", &arguments.socket_group, parse_group)?,
+        metrics: option("--metrics", &arguments.metrics, Address::parse)?,
         ..Config::default()
     };
     for quota in &arguments.quota {
@@ -274,22 +264,6 @@ fn given(arguments: &Arguments) -> Result<Config, Failure> {
         config.set_quota(user, size).map_err(|reason| wrong("--quota", reason))?;
     }
     Ok(config)
-}
-
-fn wrong(option: &str, reason: impl Display) -> Failure {
-    Failure::Usage(format!("{option}: {reason}"))
-}
-
-fn one<T, E: Display>(
-    option: &str,
-    text: &Option<String>,
-    parse: impl Fn(&str) -> Result<T, E>,
-) -> Result<Option<T>, Failure> {
-    text.as_deref().map(|text| parse(text).map_err(|reason| wrong(option, reason))).transpose()
-}
-
-fn all<T, E: Display>(option: &str, texts: &[String], parse: impl Fn(&str) -> Result<T, E>) -> Result<Vec<T>, Failure> {
-    texts.iter().map(|text| parse(text).map_err(|reason| wrong(option, reason))).collect()
 }
 
 #[cfg(test)]

@@ -30,6 +30,8 @@ pub struct Arguments {
 }
 
 const PAUSE: Duration = Duration::from_millis(100);
+/// A server that has not answered after so long is not taken for one that answers.
+const ANSWERS: Duration = Duration::from_secs(1);
 
 /// `pagecrew pool wait`.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -37,11 +39,13 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let wanted = arguments.size as u64;
     let mut client: Option<Client> = None;
     loop {
+        let left = arguments.timeout.map(|timeout| timeout.saturating_sub(begin.elapsed()).max(ANSWERS));
         let asked = match client.take() {
             Some(client) => Ok(client),
-            None => arguments.place.connect(),
+            None => arguments.place.connect_within(left),
         };
         let asked = asked.and_then(|connected| {
+            connected.set_patience(left);
             let json = connected.status().map_err(failure)?;
             client = Some(connected);
             status::ready_of(&json, arguments.node)

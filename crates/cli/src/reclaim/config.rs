@@ -3,7 +3,8 @@
 use crate::failure::Failure;
 use crate::metrics::Address;
 use crate::settings::{self, Key, Setting, Table};
-use pagecrew::reclaim::Choice;
+use crate::values::parse_percent;
+use pagecrew::reclaim::{Choice, Options};
 use std::path::Path;
 
 /// `[reclaim]`.
@@ -14,6 +15,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "most",
             example: "\"2.5%\"",
+            wrong: &["0", "\"10.1%\"", "[]"],
             default: "2.5%",
             help: "The most of the memory, and of a control group's limit, that is kept free ahead of demand, up to 10 percent; up to as much again is free while the kernel reclaims. Of a small group, up to 16 MiB or 2.5 times the share.",
             live: true,
@@ -21,6 +23,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "groups",
             example: "[\"/system.slice/db.service\"]",
+            wrong: &["\"db\"", "[[]]", "[\"\"]"],
             default: "all",
             help: "Control groups whose memory is reclaimed ahead of their demand at their own limits: \"all\" that have one, \"none\", or those with these names or directories, with those below them.",
             live: true,
@@ -28,18 +31,20 @@ pub const TABLE: Table = Table {
         Key {
             name: "metrics",
             example: "9752",
+            wrong: &["\"0.0.0.0:9752\""],
             default: "nowhere",
             help: "Where metrics are served (docs/metrics.md): a port of this machine, PORT, 127.0.0.1:PORT or [::1]:PORT, or the path of a socket.",
             live: false,
         },
     ],
+    check: |settings| Config::of(settings).map(drop),
 };
 
 /// What the file may say; the command line goes before it.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct Config {
-    /// Percent of the memory.
-    pub most: Option<String>,
+    /// As a share of the memory.
+    pub most: Option<f64>,
     /// Which control groups.
     pub groups: Option<Choice>,
     /// Where metrics are served.
@@ -57,7 +62,7 @@ impl Config {
         let mut config = Config::default();
         for setting in settings {
             match setting.key() {
-                "most" => config.most = Some(setting.text()?),
+                "most" => config.most = Some(setting.parse(parse_most)?),
                 "groups" => config.groups = Some(groups(setting)?),
                 "metrics" => config.metrics = Some(setting.parse(Address::parse)?),
                 _ => return Err(setting.unknown(&TABLE)),
@@ -78,7 +83,22 @@ fn groups(setting: Setting<'_>) -> Result<Choice, String> {
     match setting.text() {
         Ok(word) => choice(&[word])
             .ok_or_else(|| setting.error("this is neither all nor none; names stand in an array: [\"NAME\"]")),
-        Err(_) => Ok(Choice::Named(setting.items()?.iter().map(Setting::text).collect::<Result<_, _>>()?)),
+        Err(_) => {
+            Ok(Choice::Named(setting.items()?.iter().map(|item| item.parse(parse_name)).collect::<Result<_, _>>()?))
+        }
+    }
+}
+
+/// A group's name or directory.
+pub fn parse_name(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("a name is empty".into()) } else { Ok(text.to_owned()) }
+}
+
+/// How much may be kept free.
+pub fn parse_most(text: &str) -> Result<f64, String> {
+    match parse_percent(text)? {
+        most if most > Options::MOST => Err(format!("'{text}' is more than {} percent", Options::MOST * 100.0)),
+        most => Ok(most),
     }
 }
 
@@ -98,10 +118,8 @@ mod tests {
     #[test]
     fn what_the_file_says() {
         let config = Config::parse("most = 5\nmetrics = 9750\n").unwrap();
-        assert_eq!((config.most.as_deref(), config.metrics), (Some("5"), Some(Address::parse("9750").unwrap())));
+        assert_eq!((config.most, config.metrics), (Some(0.05), Some(Address::parse("9750").unwrap())));
         assert_eq!(Config::parse("").unwrap(), Config::default());
-        let examples: String = TABLE.keys.iter().map(|key| format!("{} = {}\n", key.name, key.example)).collect();
-        assert!(Config::parse(&examples).is_ok(), "{examples}");
         for (text, groups) in [
             ("groups = \"all\"", Choice::All),
             ("groups = \"none\"", Choice::None),
@@ -116,7 +134,12 @@ mod tests {
             let error = Config::parse(text).unwrap_err();
             assert!(error.contains(word), "{text}: {error}");
         }
-        for (text, word) in [("mots = 1", "mots"), ("most = []", "array"), ("metrics = \"x\"", "metrics")] {
+        for (text, word) in [
+            ("mots = 1", "mots"),
+            ("most = []", "array"),
+            ("most = 50", "line 1: most: '50' is more than 10 percent"),
+            ("metrics = \"x\"", "metrics"),
+        ] {
             let error = Config::parse(text).unwrap_err();
             assert!(error.contains(word), "{text}: {error}");
         }

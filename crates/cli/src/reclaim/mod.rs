@@ -10,8 +10,8 @@ use crate::metrics::Address;
 use crate::notify;
 use crate::output::{note, print};
 use crate::service::{self, Service};
-use crate::values::parse_percent;
-use config::Config;
+use crate::settings::{AGAIN, PROTOCOL, option, options, wrong};
+use config::{Config, TABLE};
 use groups::GroupReporter;
 use metrics::Board;
 use pagecrew::control::lead::Cause;
@@ -46,15 +46,11 @@ Examples:
 
 It is for the machine, not for a container, and takes root.")]
 pub struct Arguments {
-    /// The most of the memory, and of a group's limit, to keep free ahead of demand, up to 10%; of a limit below 640 MiB up to 16 MiB, or
-    /// 2.5 times that share [default: 2.5%]
-    #[arg(long, value_name = "PERCENT")]
+    #[arg(long, value_name = "PERCENT", help = TABLE.help("most", ""))]
     most: Option<String>,
-    /// Control groups to reclaim ahead of: all that have a limit, none, or one by its name or directory; may be given again [default: all]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help = TABLE.help("groups", AGAIN))]
     groups: Vec<String>,
-    /// Serve metrics (OpenMetrics, GET /metrics) at a port of this machine, PORT, 127.0.0.1:PORT or [::1]:PORT, or at the path of a socket
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", help = TABLE.help("metrics", PROTOCOL))]
     metrics: Option<String>,
     /// Settings to begin with [default: /etc/pagecrew/pagecrew.toml, if it is there]
     #[arg(long, value_name = "FILE")]
@@ -73,31 +69,20 @@ struct Job {
 }
 
 fn job(arguments: &Arguments, config: Config) -> Result<Job, Failure> {
-    let usage = |option: &str| {
-        let option = option.to_owned();
-        move |reason: String| Failure::Usage(format!("{option}: {reason}"))
-    };
-    let most = arguments.most.clone().or(config.most).map(|text| match parse_percent(&text) {
-        Ok(most) if most > Options::MOST => Err(format!("{text} is more than {} percent", Options::MOST * 100.0)),
-        result => result,
-    });
-    let most = most.transpose().map_err(usage("--most"))?.unwrap_or(Options::default().most);
-    let metrics =
-        arguments.metrics.as_ref().map(|text| Address::parse(text).map_err(usage("--metrics"))).transpose()?;
+    let most = option("--most", &arguments.most, config::parse_most)?.or(config.most);
+    let metrics = option("--metrics", &arguments.metrics, Address::parse)?.or(config.metrics);
     let groups = match &arguments.groups[..] {
         [] => config.groups.unwrap_or_default(),
         words => match config::choice(words) {
             Some(choice) => choice,
             None if words.iter().any(|word| word == "all" || word == "none") => {
-                return Err(Failure::Usage("--groups: all and none stand by themselves".to_owned()));
+                return Err(wrong("--groups", "all and none stand by themselves"));
             }
-            None if words.iter().any(String::is_empty) => {
-                return Err(Failure::Usage("--groups: a name is empty".to_owned()));
-            }
-            None => Choice::Named(words.to_vec()),
+            None => Choice::Named(options("--groups", words, config::parse_name)?),
         },
     };
-    Ok(Job { options: Options { most }, groups, metrics: metrics.or(config.metrics) })
+    let most = most.unwrap_or(Options::default().most);
+    Ok(Job { options: Options { most }, groups, metrics })
 }
 
 impl Job {

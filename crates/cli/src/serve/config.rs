@@ -18,6 +18,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "services",
             example: "[\"pool\", \"trim\", \"reclaim\"]",
+            wrong: &["[]", "[\"pol\"]", "\"pool\""],
             default: "reclaim; pool where [pool] says how much; trim where [trim] says which processes",
             help: "Which services.",
             live: true,
@@ -25,6 +26,7 @@ pub const TABLE: Table = Table {
         Key {
             name: "metrics",
             example: "9753",
+            wrong: &["\"0.0.0.0:9753\""],
             default: "nowhere",
             help: "Where the metrics of all services are served (docs/metrics.md): a port of this machine, PORT, 127.0.0.1:PORT or [::1]:PORT, or the path of a socket.",
             live: false,
@@ -32,11 +34,13 @@ pub const TABLE: Table = Table {
         Key {
             name: "directory",
             example: "\"/run/pagecrew/serve\"",
+            wrong: &["\"here\""],
             default: DIRECTORY,
             help: "Where the sockets between the services are.",
             live: false,
         },
     ],
+    check: |settings| Config::default().take_all_in(settings),
 };
 
 /// What the file may say; the command line goes before it.
@@ -62,32 +66,28 @@ impl Config {
     /// Reads the text of a file.
     pub fn parse(text: &str) -> Result<Config, String> {
         let mut config = Config::default();
-        for setting in settings::members_of(text, &TABLE)?.unwrap_or_default() {
-            config.take_in(setting)?;
-        }
-        // What other services are told is their business.
+        config.take_all_in(settings::members_of(text, &TABLE)?.unwrap_or_default())?;
+        // Whether the values make sense is seen for those that are to run (`Part::check`).
         let wants = |config: &Config, part| config.services.as_ref().is_none_or(|services| services.contains(&part));
-        if wants(&config, Part::Pool)
-            && let Some(settings) = settings::members_of(text, &pool::config::TABLE)?
-        {
-            let pool = pool::config::Config::of(settings)?;
-            config.set_up.extend((pool.size.is_some() || !pool.nodes.is_empty()).then_some(Part::Pool));
-            config.own_metrics.extend(pool.metrics.map(|_| Part::Pool));
-        }
-        if wants(&config, Part::Trim)
-            && let Some(settings) = settings::members_of(text, &trim::config::TABLE)?
-        {
-            let trim = trim::config::Config::of(settings)?;
-            config.set_up.extend(trim.selects().then_some(Part::Trim));
-            config.own_metrics.extend(trim.metrics.map(|_| Part::Trim));
-        }
-        if wants(&config, Part::Reclaim)
-            && let Some(settings) = settings::members_of(text, &crate::reclaim::config::TABLE)?
-        {
-            let reclaim = crate::reclaim::config::Config::of(settings)?;
-            config.own_metrics.extend(reclaim.metrics.map(|_| Part::Reclaim));
+        let begins: [(Part, &Table, &[&str]); 3] = [
+            (Part::Pool, &pool::config::TABLE, &["size", "nodes"]),
+            (Part::Trim, &trim::config::TABLE, &["names", "users", "groups", "all"]),
+            (Part::Reclaim, &crate::reclaim::config::TABLE, &[]),
+        ];
+        for (part, table, begins) in begins {
+            if !wants(&config, part) {
+                continue;
+            }
+            let settings = settings::keys_of(text, table)?;
+            let asks = |keys: &[&str]| settings.iter().any(|setting| keys.contains(&setting.key()) && setting.asks());
+            config.set_up.extend(asks(begins).then_some(part));
+            config.own_metrics.extend(asks(&["metrics"]).then_some(part));
         }
         Ok(config)
+    }
+
+    fn take_all_in(&mut self, settings: Vec<Setting>) -> Result<(), String> {
+        settings.into_iter().try_for_each(|setting| self.take_in(setting))
     }
 
     fn take_in(&mut self, setting: Setting) -> Result<(), String> {
@@ -164,15 +164,15 @@ mod tests {
                 "\n[serve]\nservice = []",
                 "line 3: serve.service: there is no such setting; there are services, metrics, directory",
             ),
-            ("[pool]\nfloor = \"12Q\"", "line 2: pool.floor: "),
+            ("[pool]\nflor = 1", "line 2: pool.flor: "),
             ("[trim]\ncpuu = 1", "line 2: trim.cpuu: "),
-            ("[reclaim]\nmetrics = \"x\"", "line 2: reclaim.metrics: "),
         ] {
             let found = Config::parse(text).unwrap_err();
             assert!(found.starts_with(error), "{text}: {found}");
         }
-        // Of a service that is not to run, nothing has to be right.
-        assert!(Config::parse("[serve]\nservices = [\"trim\"]\n[pool]\nfloor = \"12Q\"").is_ok());
+        // Of a service that is not to run, nothing has to be right; values are seen to by those that are.
+        assert!(Config::parse("[serve]\nservices = [\"trim\"]\n[pool]\nflor = \"12Q\"").is_ok());
+        assert!(Config::parse("[trim]\nusers = [\"no such user\"]\n[reclaim]\nmost = 50").is_ok());
     }
 
     #[test]

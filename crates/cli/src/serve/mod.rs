@@ -13,7 +13,8 @@ use crate::failure::Failure;
 use crate::metrics::{Address, Listener};
 use crate::output::note;
 use crate::service::Service;
-use config::Config;
+use crate::settings::{AGAIN, PROTOCOL, option, options, wrong};
+use config::{Config, TABLE};
 use directory::Directory;
 use member::Member;
 use metrics::Board;
@@ -41,15 +42,11 @@ Examples:
 SIGHUP reads the settings again, here and in every service; a service that was added or taken out starts or ends. \
 SIGTERM and SIGINT end all of them. It takes root.")]
 pub struct Arguments {
-    /// A service to run: pool, trim or reclaim; may be given more than once [default: reclaim, and those that there are settings for]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help = TABLE.help("services", &format!("pool, trim or reclaim; {AGAIN}")))]
     service: Vec<String>,
-    /// Serve the metrics of all services (OpenMetrics, GET /metrics) at a port of this machine, PORT, 127.0.0.1:PORT or [::1]:PORT, or at the
-    /// path of a socket
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", help = TABLE.help("metrics", PROTOCOL))]
     metrics: Option<String>,
-    /// Where the sockets between the services are [default: /run/pagecrew/serve]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help = TABLE.help("directory", ""))]
     directory: Option<PathBuf>,
     /// Settings to begin with [default: /etc/pagecrew/pagecrew.toml, if it is there]
     #[arg(long, value_name = "FILE")]
@@ -70,15 +67,13 @@ struct Job {
 }
 
 fn job(arguments: &Arguments, mut config: Config) -> Result<Job, Failure> {
-    let usage = |option: &'static str| move |reason: String| Failure::Usage(format!("{option}: {reason}"));
-    if !arguments.service.is_empty() {
-        let services: Result<_, _> = arguments.service.iter().map(|name| Part::parse(name)).collect();
-        config.services = Some(services.map_err(usage("--service"))?);
+    let given = options("--service", &arguments.service, Part::parse)?;
+    if !given.is_empty() {
+        config.services = Some(given);
     }
-    let metrics =
-        arguments.metrics.as_ref().map(|text| Address::parse(text).map_err(usage("--metrics"))).transpose()?;
+    let metrics = option("--metrics", &arguments.metrics, Address::parse)?;
     let directory = arguments.directory.as_ref().map(std::path::absolute).transpose();
-    let directory = directory.map_err(|error| usage("--directory")(error.to_string()))?;
+    let directory = directory.map_err(|error| wrong("--directory", error))?;
     Ok(Job {
         services: config.wanted(),
         metrics: metrics.or(config.metrics),
@@ -214,8 +209,8 @@ mod tests {
             ("[serve]\nservices = [\"pool\"]\n", "how much is to be kept ready"),
             ("[serve]\nservices = [\"trim\"]\n", "which processes"),
             ("[pool]\nsize = \"64M\"\nfiles = [\"128M\"]\n", "the files are 128 MiB together"),
-            ("[trim]\nall = true\nmax-zero = 512\n", "512 is more than"),
-            ("[reclaim]\nmost = 50\n", "more than 10 percent"),
+            ("[trim]\nall = true\nmax-zero = 512\n", "line 3: trim.max-zero: '512' is not"),
+            ("[reclaim]\nmost = 50\n", "line 2: reclaim.most: '50' is more than 10 percent"),
             ("[reclaim]\n\nmots = 50\n", "line 3: reclaim.mots"),
             ("[serv]\n", "line 1: serv"),
             ("x", "line 1: "),

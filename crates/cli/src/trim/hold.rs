@@ -45,19 +45,20 @@ impl Wards {
     /// Holds the groups of `job`, if it is to change anything.
     ///
     /// # Errors
-    /// If the rights for that are missing. What may pass, such as another process that holds a group, is tried again.
+    /// If the rights for that are missing for all of them. What may pass, such as another process that holds a group, is tried again.
     pub fn begin(&mut self, job: &Job) -> Result<(), Failure> {
         self.change(job);
-        self.wards.iter_mut().try_for_each(|ward| match ward.renew() {
-            Err(HoldError::Refused(path, errno @ Errno(libc::EACCES | libc::EPERM | libc::EROFS))) => {
-                let error = HoldError::Refused(path, errno);
-                Err(Failure::Impossible(format!("{error} (or: --no-hold)")))
-            }
-            result => {
-                ward.say_why(result);
-                Ok(())
-            }
-        })
+        let is_final =
+            |error: &HoldError| matches!(error, HoldError::Refused(_, Errno(libc::EACCES | libc::EPERM | libc::EROFS)));
+        let results: Vec<_> = self.wards.iter_mut().map(Ward::renew).collect();
+        if !results.is_empty() && results.iter().all(|result| result.as_ref().is_err_and(is_final)) {
+            let refused = results.into_iter().find_map(Result::err).map(|error| format!("{error} (or: --no-hold)"));
+            return Err(Failure::Impossible(refused.unwrap_or_default()));
+        }
+        for (ward, result) in self.wards.iter_mut().zip(results) {
+            ward.say_why(result);
+        }
+        Ok(())
     }
 
     /// From now on, this is the job: groups that it does not have any more are let go, and those that somebody else has changed may be held again.

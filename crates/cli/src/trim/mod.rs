@@ -12,16 +12,14 @@ mod worker;
 
 use crate::failure::Failure;
 use crate::metrics::Address;
-use crate::settings;
-use crate::values::parse_percent;
-use config::Config;
+use crate::settings::{self, AGAIN, PROTOCOL, option, options};
+use crate::values::{parse_percent, parse_user};
+use config::{Config, TABLE};
 use pagecrew::sys::process;
 use pagecrew::trim::{Exclusion, Options, support};
-use pagecrew::units::{parse_duration, parse_size};
-use select::{Selection, Wanted};
+use select::{Selection, parse_name};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 /// Give back the zero part of under-used huge pages of running processes
 ///
@@ -49,14 +47,11 @@ pub struct Arguments {
     /// A process; may be given more than once
     #[arg(long, value_name = "PID", group = "selection", value_parser = clap::value_parser!(i32).range(1..))]
     pid: Vec<i32>,
-    /// The processes of a control group and those below it, by path or name; may be given more than once
-    #[arg(long, value_name = "GROUP", group = "selection")]
+    #[arg(long, value_name = "GROUP", group = "selection", help = TABLE.help("groups", AGAIN))]
     cgroup: Vec<String>,
-    /// The processes of a user, by name or number; may be given more than once
-    #[arg(long, value_name = "USER", group = "selection")]
+    #[arg(long, value_name = "USER", group = "selection", help = TABLE.help("users", AGAIN))]
     user: Vec<String>,
-    /// The processes with a name; may be given more than once
-    #[arg(long, value_name = "NAME", group = "selection")]
+    #[arg(long, value_name = "NAME", group = "selection", help = TABLE.help("names", AGAIN))]
     name: Vec<String>,
     /// Every process
     #[arg(long, group = "selection")]
@@ -67,30 +62,22 @@ pub struct Arguments {
     /// Change nothing, only say what could go
     #[arg(long)]
     dry_run: bool,
-    /// Split huge pages with more than this many zero subpages, of 512 [default: 409]
-    #[arg(long, value_name = "COUNT")]
-    max_zero: Option<usize>,
-    /// Leave this alone in every process: START-END or a mapping's name; may be given more than once
-    #[arg(long, value_name = "RANGE|MAPPING")]
+    #[arg(long, value_name = "COUNT", help = TABLE.help("max-zero", ""))]
+    max_zero: Option<String>,
+    #[arg(long, value_name = "RANGE|MAPPING", help = TABLE.help("exclude", AGAIN))]
     exclude: Vec<String>,
-    /// Leave processes with this name alone; may be given more than once
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help = TABLE.help("never", AGAIN))]
     never: Vec<String>,
-    /// CPU time to use at most, in percent of one CPU [default: 1% with --watch; else as much as it takes]
-    #[arg(long, value_name = "PERCENT")]
+    #[arg(long, value_name = "PERCENT", help = TABLE.help("cpu", ""))]
     cpu: Option<String>,
-    /// Bytes to read of the processes' memory at most, per second [default: 256M with --watch; else no limit]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", help = TABLE.help("read", ""))]
     read: Option<String>,
-    /// With --watch: how often a process is searched for huge pages [default: 10s]
-    #[arg(long, value_name = "TIME", requires = "watch")]
+    #[arg(long, value_name = "TIME", requires = "watch", help = TABLE.help("interval", "with --watch"))]
     interval: Option<String>,
     /// With --watch: let the kernel kill at the limits of groups as it would without
     #[arg(long, requires = "watch")]
     no_hold: bool,
-    /// With --watch: serve metrics (OpenMetrics, GET /metrics) at a port of this machine, PORT, 127.0.0.1:PORT or [::1]:PORT, or at the
-    /// path of a socket
-    #[arg(long, value_name = "ADDRESS", requires = "watch")]
+    #[arg(long, value_name = "ADDRESS", requires = "watch", help = TABLE.help("metrics", PROTOCOL))]
     metrics: Option<String>,
     /// Settings to begin with [default: /etc/pagecrew/pagecrew.toml, if it is there]
     #[arg(long, value_name = "FILE")]
@@ -131,69 +118,57 @@ pub fn check(file: Option<&Path>) -> Result<(), Failure> {
     read(&Arguments { watch: true, config: file.map(Path::to_owned), ..Arguments::default() }).map(drop)
 }
 
-fn job(arguments: &Arguments, config: Config) -> Result<Job, Failure> {
-    let usage = |option: &str| {
-        let option = option.to_owned();
-        move |reason: String| Failure::Usage(format!("{option}: {reason}"))
-    };
-    let max_zero = arguments.max_zero.or(config.max_zero).unwrap_or(Options::default().max_zero);
-    if max_zero > Options::MAX_ZERO_MOST {
-        return Err(usage("--max-zero")(format!("{max_zero} is more than {}", Options::MAX_ZERO_MOST)));
+fn job(arguments: &Arguments, file: Config) -> Result<Job, Failure> {
+    let config = given(arguments)?.or(file);
+    if let Some(missing) = config.missing {
+        return Err(Failure::Usage(missing));
     }
-    let cpu =
-        arguments.cpu.clone().or(config.cpu).map(|text| parse_percent(&text).map_err(usage("--cpu"))).transpose()?;
-    let read = arguments.read.clone().or(config.read).map(|text| match parse_size(&text) {
-        Ok(0) => Err(usage("--read")("nothing could be looked at with 0".into())),
-        Ok(bytes) => Ok(bytes),
-        Err(error) => Err(usage("--read")(error.to_string())),
-    });
-    let interval = arguments.interval.clone().or(config.interval).map(|text| match parse_duration(&text) {
-        Ok(time) if time < INTERVAL_LEAST => {
-            Err(usage("--interval")(format!("{text} is less than {} ms", INTERVAL_LEAST.as_millis())))
-        }
-        Ok(time) => Ok(time),
-        Err(error) => Err(usage("--interval")(error.to_string())),
-    });
-    let exclude: Result<Vec<_>, _> =
-        arguments.exclude.iter().chain(&config.exclude).map(|text| Exclusion::parse(text)).collect();
-    let metrics =
-        arguments.metrics.as_ref().map(|text| Address::parse(text).map_err(usage("--metrics"))).transpose()?;
+    if !config.selection.is_some() {
+        return Err(Failure::Usage(format!(
+            "which processes? --pid, --cgroup, --user, --name or --all, or names, users, groups or all in [trim] of {}",
+            settings::MACHINE
+        )));
+    }
     let defaults = Options::default();
     let options = Options {
-        max_zero,
+        max_zero: config.max_zero.unwrap_or(defaults.max_zero),
         dry_run: arguments.dry_run,
-        exclude: exclude.map_err(usage("--exclude"))?,
+        exclude: config.exclude,
         // What runs unattended is bounded; one pass is what somebody waits for.
-        cpu: cpu.or(defaults.cpu.filter(|_| arguments.watch)),
-        traffic: read.transpose()?.or(defaults.traffic.filter(|_| arguments.watch)),
-        interval: interval.transpose()?.unwrap_or(defaults.interval),
+        cpu: config.cpu.or(defaults.cpu.filter(|_| arguments.watch)),
+        traffic: config.read.or(defaults.traffic.filter(|_| arguments.watch)),
+        interval: config.interval.unwrap_or(defaults.interval),
     };
-    let never = [arguments.never.clone(), config.never].concat();
-    let given = Wanted {
-        pids: arguments.pid.clone(),
-        groups: arguments.cgroup.clone(),
-        users: arguments.user.clone(),
-        names: arguments.name.clone(),
-        all: arguments.all,
-    };
-    let selection = if given != Wanted::default() {
-        Selection::new(given, never, "--user")?
-    } else {
-        let Config { groups, users, names, all, .. } = config;
-        let wanted = Wanted { pids: Vec::new(), groups, users, names, all };
-        if wanted == Wanted::default() {
-            return Err(Failure::Usage(format!(
-                "which processes? --pid, --cgroup, --user, --name or --all, or names, users, groups or all in [trim] of {}",
-                settings::MACHINE
-            )));
-        }
-        Selection::new(wanted, never, "users")?
-    };
-    let hold = !arguments.no_hold && config.hold.unwrap_or(true);
-    Ok(Job { selection, options, hold, json: arguments.json, metrics: metrics.or(config.metrics) })
+    Ok(Job {
+        selection: config.selection,
+        options,
+        hold: config.hold.unwrap_or(true),
+        json: arguments.json,
+        metrics: config.metrics,
+    })
 }
 
-const INTERVAL_LEAST: Duration = Duration::from_millis(100);
+/// What the command line says.
+fn given(arguments: &Arguments) -> Result<Config, Failure> {
+    Ok(Config {
+        selection: Selection {
+            pids: arguments.pid.clone(),
+            groups: options("--cgroup", &arguments.cgroup, config::parse_group)?,
+            users: options("--user", &arguments.user, parse_user)?,
+            names: options("--name", &arguments.name, parse_name)?,
+            all: arguments.all,
+            never: options("--never", &arguments.never, parse_name)?,
+        },
+        missing: None,
+        hold: arguments.no_hold.then_some(false),
+        max_zero: option("--max-zero", &arguments.max_zero, config::parse_max_zero)?,
+        cpu: option("--cpu", &arguments.cpu, parse_percent)?,
+        read: option("--read", &arguments.read, config::parse_read)?,
+        interval: option("--interval", &arguments.interval, config::parse_interval)?,
+        exclude: options("--exclude", &arguments.exclude, Exclusion::parse)?,
+        metrics: option("--metrics", &arguments.metrics, Address::parse)?,
+    })
+}
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,6 @@
 
 use crate::failure::Failure;
 use crate::output::printable;
-use crate::values::parse_user;
 use pagecrew::group::{Group, GroupError};
 use pagecrew::sys::Errno;
 use pagecrew::sys::process::start_ticks;
@@ -20,47 +19,44 @@ pub struct Found {
     pub never: bool,
 }
 
-/// What somebody asks for.
+/// Which processes are meant.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct Selection {
     pub pids: Vec<i32>,
+    /// By path or name, since a group may go and come back.
     pub groups: Vec<String>,
-    /// By name or number.
-    pub users: Vec<String>,
+    pub users: Vec<u32>,
     pub names: Vec<String>,
     pub all: bool,
+    /// Names of processes that are not meant, but by their numbers.
+    pub never: Vec<String>,
 }
 
-/// Which processes are meant.
-#[derive(Clone)]
-pub struct Selection {
-    pids: Vec<i32>,
-    /// By their names, since a group may go and come back.
-    groups: Vec<String>,
-    users: Vec<u32>,
-    names: Vec<String>,
-    all: bool,
-    never: Vec<String>,
-}
-
-/// The kernel keeps this much of a process's name.
+/// The kernel keeps so many bytes of a process's name.
 const NAME_MOST: usize = 15;
 /// A process with less memory of its own than this has no huge page.
 const ANONYMOUS_LEAST_KIB: u64 = 2048;
 
+/// A process's name, as much of it as the kernel knows.
+pub fn parse_name(text: &str) -> Result<String, String> {
+    let bytes = text.as_bytes();
+    match &bytes[..bytes.len().min(NAME_MOST)] {
+        [] => Err("a name has at least one character".into()),
+        known => Ok(String::from_utf8_lossy(known).into_owned()),
+    }
+}
+
 impl Selection {
-    /// `users` is where they were named.
-    pub fn new(wanted: Wanted, never: Vec<String>, users: &str) -> Result<Selection, Failure> {
-        let user = |name: &String| parse_user(name).map_err(|reason| Failure::Usage(format!("{users}: {reason}")));
-        let cut = |names: Vec<String>| names.iter().map(|name| name.chars().take(NAME_MOST).collect()).collect();
-        Ok(Selection {
-            pids: wanted.pids,
-            groups: wanted.groups,
-            users: wanted.users.iter().map(user).collect::<Result<_, _>>()?,
-            names: cut(wanted.names),
-            all: wanted.all,
-            never: cut(never),
-        })
+    /// Whether any process could be meant.
+    pub fn is_some(&self) -> bool {
+        let Selection { pids, groups, users, names, all, never: _ } = self;
+        *all || !(pids.is_empty() && groups.is_empty() && users.is_empty() && names.is_empty())
+    }
+
+    /// This, or `base` where this says nothing. Whoever is to be left alone by either is.
+    pub fn or(self, base: Selection) -> Selection {
+        let never = [&self.never[..], &base.never].concat();
+        Selection { never, ..if self.is_some() { self } else { base } }
     }
 
     /// The names of the control groups.
@@ -171,13 +167,8 @@ impl About {
 mod tests {
     use super::*;
 
-    fn selection(wanted: Wanted, never: &[&str]) -> Selection {
-        let never = never.iter().map(|name| name.to_string()).collect();
-        Selection::new(wanted, never, "--user").unwrap()
-    }
-
-    fn all() -> Wanted {
-        Wanted { all: true, ..Wanted::default() }
+    fn all() -> Selection {
+        Selection { all: true, ..Selection::default() }
     }
 
     #[test]
@@ -189,10 +180,20 @@ mod tests {
     }
 
     #[test]
+    fn of_a_name_that_is_known_which_the_kernel_keeps() {
+        assert_eq!(parse_name("qemu-system-x86_64").unwrap(), "qemu-system-x86");
+        assert_eq!((parse_name("a").unwrap(), parse_name("").is_err()), ("a".to_owned(), true));
+        // As the kernel cuts it, in the middle of a letter.
+        assert_eq!(parse_name(&"\u{E4}".repeat(8)).unwrap().chars().last(), Some('\u{FFFD}'));
+    }
+
+    #[test]
     fn a_child_is_found_by_number_and_left_out_by_name() {
         let mut child = std::process::Command::new("/bin/sleep").arg("100").spawn().unwrap();
         let pid = child.id() as i32;
-        let find = |never: &[&str]| selection(Wanted { pids: vec![pid], ..Wanted::default() }, never).processes().0;
+        let never = |names: &[&str]| names.iter().map(|name| name.to_string()).collect();
+        let find =
+            |names: &[&str]| Selection { pids: vec![pid], never: never(names), ..Selection::default() }.processes().0;
         // It has its name once it runs the program.
         while About::of(pid).is_some_and(|about| about.name != "sleep") {
             std::thread::yield_now();
@@ -200,7 +201,7 @@ mod tests {
         let found = find(&[]);
         assert_eq!((found.len(), found[0].id.pid, found[0].name.as_str()), (1, pid, "sleep"));
         assert!(find(&["sleep"])[0].never && !found[0].never);
-        let others = selection(all(), &["sleep"]).processes().0;
+        let others = Selection { never: never(&["sleep"]), ..all() }.processes().0;
         assert!(others.iter().all(|found| found.id.pid != pid));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -210,28 +211,24 @@ mod tests {
     #[test]
     fn this_process_is_never_among_all() {
         let this = std::process::id() as i32;
-        let every = selection(all(), &[]).processes().0;
+        let every = all().processes().0;
         assert!(every.iter().all(|found| found.id.pid != this));
-        let nobody = |wanted| selection(wanted, &[]).processes().0.is_empty();
-        assert!(nobody(Wanted { users: vec!["3999999999".into()], ..Wanted::default() }));
-        assert!(nobody(Wanted { names: vec!["no such name".into()], ..Wanted::default() }));
-        assert!(nobody(Wanted { groups: vec!["no/such/group".into()], ..Wanted::default() }));
+        let nobody = |selection: Selection| selection.processes().0.is_empty();
+        assert!(nobody(Selection { users: vec![3999999999], ..Selection::default() }));
+        assert!(nobody(Selection { names: vec!["no such name".into()], ..Selection::default() }));
+        assert!(nobody(Selection { groups: vec!["no/such/group".into()], ..Selection::default() }));
     }
 
     #[test]
     fn processes_are_found_by_what_they_are_called() {
         // One with memory of its own: this test's own name is left out, so another of the machine's, if there is one.
-        let every = selection(all(), &[]).processes().0;
+        let every = all().processes().0;
         assert!(every.iter().all(|found| found.anonymous >= ANONYMOUS_LEAST_KIB << 10));
         for found in every.iter().take(3) {
-            let wanted = Wanted { names: vec![found.name.clone()], ..Wanted::default() };
-            let by_name = selection(wanted, &[]).processes().0;
+            let by_name = Selection { names: vec![found.name.clone()], ..Selection::default() }.processes().0;
             assert!(by_name.iter().all(|other| other.name == found.name));
         }
-        assert!(
-            selection(Wanted { groups: vec!["no/such/group".into()], ..Wanted::default() }, &[])
-                .check_groups()
-                .is_err()
-        );
+        let nowhere = Selection { groups: vec!["no/such/group".into()], ..Selection::default() };
+        assert!(nowhere.check_groups().is_err());
     }
 }

@@ -119,7 +119,8 @@ impl Session {
     }
 
     fn take_in(&mut self, found: Vec<Found>) {
-        let mut room = room(self.fleet.members().count() as u64);
+        let open_files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let mut room = Other::room(self.fleet.members().count() as u64, open_files);
         for found in found {
             if self.fleet.has(found.id) {
                 continue;
@@ -233,15 +234,6 @@ impl Session {
             budget_cpu_ns: self.fleet.charged_ns(),
         }
     }
-}
-
-/// How many processes may be taken in beside `members`, by this process's limit on open files: enough is left for everything else, since a
-/// search opens one more.
-fn room(members: u64) -> u64 {
-    const EACH: u64 = 2;
-    const OTHERS: u64 = 64;
-    let most = getrlimit(Resource::Nofile).current.map_or(u64::MAX, |most| most.saturating_sub(OTHERS) / EACH);
-    most.saturating_sub(members)
 }
 
 fn exclusions(protected: Protected) -> Vec<pagecrew::trim::Exclusion> {

@@ -11,9 +11,10 @@ use crate::failure::Failure;
 use nix::sched::CloneFlags;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pagecrew::group::relief::Rushed;
+use pagecrew::group::rushes::{Rush, Rushes};
 use pagecrew::sys::clock::{now_ns, thread_cpu_ns};
 use pagecrew::trim::{Id, Kernel, Turn};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,7 +31,7 @@ const SLICE_NS: u64 = 5_000_000;
 /// What it is told.
 enum Command {
     /// Memory of the control group is needed now.
-    Rush(Asked),
+    Rush(Rush),
     /// Tasks wait for that rush now.
     Hurry {
         ticket: u64,
@@ -42,14 +43,6 @@ enum Command {
     Change(Box<Job>),
     /// To be told apart from nothing at all.
     Wake,
-}
-
-/// A rush that was asked for.
-struct Asked {
-    ticket: u64,
-    group: String,
-    /// Tasks are held until it brings something.
-    urgent: bool,
 }
 
 /// What it says.
@@ -97,7 +90,7 @@ impl Worker {
         let (commands, heard) = channel();
         let (saying, said) = channel();
         let thread =
-            Thread { session, commands: heard, said: saying, shared: shared.clone(), rushes: VecDeque::new(), board };
+            Thread { session, commands: heard, said: saying, shared: shared.clone(), rushes: Rushes::default(), board };
         let (parted, has_parted) = channel::<()>();
         let builder = std::thread::Builder::new().name("trim".into());
         let run = move || {
@@ -126,7 +119,7 @@ impl Worker {
     /// Searches the processes of `group` past the budget, before all others if tasks wait for it; [`Said::Rushing`] and
     /// [`Said::Rushed`] follow with the same `ticket`.
     pub fn rush(&self, ticket: u64, group: &str, urgent: bool) {
-        self.tell(Command::Rush(Asked { ticket, group: group.to_owned(), urgent }));
+        self.tell(Command::Rush(Rush { ticket, group: group.to_owned(), urgent }));
     }
 
     /// Tasks wait for that rush now. [`Said::Rushing`] follows once more.
@@ -170,9 +163,8 @@ impl Worker {
     }
 }
 
-/// A rush that goes on.
-struct Rush {
-    asked: Asked,
+/// How things stood when a rush began.
+struct Before {
     members: BTreeSet<Id>,
     begin_ns: u64,
     split_ns: u64,
@@ -184,8 +176,7 @@ struct Thread {
     commands: Receiver<Command>,
     said: Sender<Said>,
     shared: Arc<Shared>,
-    /// Rushes that wait for their turn, those before all others for which tasks wait.
-    rushes: VecDeque<Asked>,
+    rushes: Rushes,
     /// Where it writes down its figures.
     board: Board,
 }
@@ -225,7 +216,7 @@ impl Thread {
         }
         self.session.check()?;
         self.say(Said::Begun);
-        let mut rush: Option<Rush> = None;
+        let mut before: Option<Before> = None;
         let mut next_report = now_ns() + self.interval().as_nanos() as u64;
         let mut next_refresh = next_report;
         let mut next_figures = 0;
@@ -240,21 +231,23 @@ impl Thread {
             } else {
                 u64::MAX
             });
-            let wait = if rush.is_some() || !self.rushes.is_empty() {
-                Duration::ZERO
-            } else {
+            let wait = if self.rushes.is_empty() {
                 pause.min(Duration::from_nanos(next.saturating_sub(now_ns())))
+            } else {
+                Duration::ZERO
             };
             let mut command = self.commands.recv_timeout(wait).ok();
             while let Some(now) = command {
                 match now {
-                    Command::Rush(asked) => self.line_up(asked),
-                    Command::Hurry { ticket } => self.hurry(ticket, &mut rush),
+                    Command::Rush(rush) => self.rushes.ask(rush),
+                    Command::Hurry { ticket } => {
+                        if self.rushes.hurry(ticket) {
+                            self.say(Said::Rushing { ticket });
+                        }
+                    }
                     Command::CalmDown { ticket } => {
-                        self.rushes.retain(|asked| asked.ticket != ticket);
-                        if rush.as_ref().is_some_and(|rush| rush.asked.ticket == ticket) {
+                        if self.rushes.calm_down(ticket) {
                             self.session.fleet.calm_down();
-                            rush = None;
                         }
                     }
                     Command::Change(job) => {
@@ -272,23 +265,17 @@ impl Thread {
             if spent_ns > 0 {
                 self.session.fleet.charge(spent_ns, &Kernel);
             }
-            // One for which nobody waits gives way, and begins again later.
-            if self.rushes.front().is_some_and(|next| next.urgent)
-                && let Some(rush) = rush.take_if(|rush| !rush.asked.urgent)
-            {
-                self.session.fleet.calm_down();
-                self.line_up(rush.asked);
-            }
-            if rush.is_none()
-                && let Some(asked) = self.rushes.pop_front()
-            {
-                rush = Some(self.begin(asked));
+            if let Some(begin) = self.rushes.turn() {
+                if begin.in_place_of.is_some() {
+                    self.session.fleet.calm_down();
+                }
+                before = Some(self.begin(begin.rush));
             }
             pause = self.work();
             if !self.session.fleet.rushing()
-                && let Some(rush) = rush.take()
+                && let Some((ticket, before)) = self.rushes.over().zip(before.take())
             {
-                self.say(Said::Rushed { ticket: rush.asked.ticket, rushed: self.came_of(&rush) });
+                self.say(Said::Rushed { ticket, rushed: self.came_since(&before) });
             }
             if now_ns() >= next_refresh {
                 next_refresh = self.refresh();
@@ -300,24 +287,6 @@ impl Thread {
                 next_report = now_ns() + self.interval().as_nanos() as u64;
                 self.say(Said::Interval(Box::new(self.session.report())));
             }
-        }
-    }
-
-    /// A rush waits for its turn.
-    fn line_up(&mut self, asked: Asked) {
-        let place = self.rushes.iter().position(|other| asked.urgent && !other.urgent).unwrap_or(self.rushes.len());
-        self.rushes.insert(place, asked);
-    }
-
-    /// Tasks wait for the rush `ticket` now.
-    fn hurry(&mut self, ticket: u64, rush: &mut Option<Rush>) {
-        if let Some(rush) = rush.as_mut().filter(|rush| rush.asked.ticket == ticket) {
-            rush.asked.urgent = true;
-            self.say(Said::Rushing { ticket });
-        } else if let Some(place) = self.rushes.iter().position(|asked| asked.ticket == ticket)
-            && let Some(asked) = self.rushes.remove(place)
-        {
-            self.line_up(Asked { urgent: true, ..asked });
         }
     }
 
@@ -344,25 +313,25 @@ impl Thread {
         Duration::ZERO
     }
 
-    fn begin(&mut self, asked: Asked) -> Rush {
+    fn begin(&mut self, rush: Rush) -> Before {
         let begin_ns = thread_cpu_ns();
-        self.say(Said::Rushing { ticket: asked.ticket });
+        self.say(Said::Rushing { ticket: rush.ticket });
         // What was started since the last time is what needs the memory.
-        let members = self.session.refresh_group(&asked.group).unwrap_or_else(|failure| {
+        let members = self.session.refresh_group(&rush.group).unwrap_or_else(|failure| {
             self.say(Said::Trouble(failure.to_string()));
             BTreeSet::new()
         });
         let gone_bytes = self.session.fleet.gone_of(|id| members.contains(&id));
         self.session.fleet.rush(|id| members.contains(&id));
-        Rush { asked, begin_ns, split_ns: self.session.total().split_ns, gone_bytes, members }
+        Before { begin_ns, split_ns: self.session.total().split_ns, gone_bytes, members }
     }
 
-    fn came_of(&self, rush: &Rush) -> Rushed {
-        let gone = self.session.fleet.gone_of(|id| rush.members.contains(&id));
+    fn came_since(&self, before: &Before) -> Rushed {
+        let gone = self.session.fleet.gone_of(|id| before.members.contains(&id));
         Rushed {
-            gone_bytes: gone.saturating_sub(rush.gone_bytes),
-            cpu_ns: thread_cpu_ns() - rush.begin_ns,
-            split_ns: self.session.total().split_ns - rush.split_ns,
+            gone_bytes: gone.saturating_sub(before.gone_bytes),
+            cpu_ns: thread_cpu_ns() - before.begin_ns,
+            split_ns: self.session.total().split_ns - before.split_ns,
         }
     }
 }

@@ -34,11 +34,16 @@ impl Backoff {
     /// grows to that where that is longer than the longest pause. Returns whether this is the first time after a long calm or
     /// something that was worth it: the beginning of an episode.
     pub fn in_vain(&mut self, paid: Duration, now_ns: u64) -> bool {
-        let calm = self.until_ns + self.pause.max(CALM).as_nanos() as u64;
+        let calm = self.until_ns.saturating_add(self.pause.max(CALM).as_nanos() as u64);
         let begins = self.pause.is_zero() || now_ns >= calm;
         self.pause = if begins { self.first } else { (2 * self.pause).min(paid.max(self.most)) };
-        self.until_ns = now_ns + self.pause.as_nanos() as u64;
+        self.go_on(now_ns);
         begins
+    }
+
+    /// It is in vain still, without another attempt: the pause begins again, as long as it is.
+    pub fn go_on(&mut self, now_ns: u64) {
+        self.until_ns = now_ns.saturating_add(self.pause.as_nanos() as u64);
     }
 
     /// It is about something else now, of which nothing is known: from `now_ns` on, the first pause is the longest that is waited for.
@@ -74,6 +79,16 @@ mod tests {
             }
             assert_eq!(begins, [true, false, false, false, false, false]);
         }
+    }
+
+    #[test]
+    fn a_pause_that_begins_again_is_no_longer() {
+        let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(16));
+        backoff.in_vain(Duration::ZERO, 0);
+        backoff.go_on(SECOND);
+        backoff.go_on(2 * SECOND);
+        assert!(!backoff.ready(4 * SECOND - 1) && backoff.ready(4 * SECOND));
+        assert!(!backoff.in_vain(Duration::ZERO, 4 * SECOND) && backoff.until_ns() == 8 * SECOND);
     }
 
     #[test]

@@ -63,7 +63,8 @@ impl Marker {
 
     /// The one beside `file`, if there is one.
     pub fn read(file: &File) -> Option<Marker> {
-        let mut buffer = [0; 4096];
+        // As much as the kernel keeps beside a file: a thousand groups may be named in it.
+        let mut buffer = vec![0; 65536];
         let length = rustix::fs::fgetxattr(file, NAME, &mut buffer[..]).ok()?;
         Marker::parse(std::str::from_utf8(&buffer[..length]).ok()?)
     }

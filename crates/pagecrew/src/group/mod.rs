@@ -5,7 +5,7 @@
 //!
 //! - [`Group`]: a group by its name or its directory. `mounts`: where groups are.
 //! - [`hold`]: the mechanism; `guard` and `marker`: what undoes it when its process is killed, and when both are.
-//! - [`held`]: how a group stands, and [`relief`]: what is done about it. Pure.
+//! - [`held`]: how a group stands, [`relief`]: what is done about it, and [`rushes`]: whose turn it is. Pure.
 //! - [`holder`]: the two together.
 
 mod guard;
@@ -16,6 +16,7 @@ mod lock;
 mod marker;
 pub(crate) mod mounts;
 pub mod relief;
+pub mod rushes;
 #[cfg(test)]
 mod tests;
 

@@ -8,10 +8,11 @@ use crate::sys::memory::{self, Advice};
 use crate::sys::seqpacket::Socket;
 use crate::sys::shared_file::Mapped;
 use crate::sys::{Errno, HUGE_PAGE_SIZE, PAGE_SIZE, numa, topology};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// What is wanted of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +74,8 @@ impl Taken {
 pub struct Client {
     socket: RefCell<Socket>,
     path: PathBuf,
+    /// So long it waits for an answer.
+    patience: Cell<Option<Duration>>,
     room: RefCell<Vec<u8>>,
 }
 
@@ -82,8 +85,25 @@ impl Client {
     /// # Errors
     /// [`Error::NotServed`] where there is no pool, [`Error::MayNotConnect`] where this user may not use it.
     pub fn connect(path: &Path) -> Result<Client, Error> {
-        let socket = RefCell::new(connect(path)?);
-        Ok(Client { socket, path: path.to_owned(), room: RefCell::new(vec![0; ANSWER_MOST]) })
+        Client::connect_within(path, None)
+    }
+
+    /// As [`connect`](Client::connect), for whoever does not wait for a server longer than `patience`: it may have been stopped. Nor does it for
+    /// answers.
+    ///
+    /// # Errors
+    /// As [`connect`](Client::connect), and [`Error::System`] with `EAGAIN`.
+    pub fn connect_within(path: &Path, patience: Option<Duration>) -> Result<Client, Error> {
+        let (socket, room) = (RefCell::new(connect(path, patience)?), RefCell::new(vec![0; ANSWER_MOST]));
+        Ok(Client { socket, path: path.to_owned(), patience: Cell::new(patience), room })
+    }
+
+    /// From now on it waits so long for an answer, or for ever. When an answer has not come in time, the connection is over, with what was taken
+    /// [`Until::Closed`] on it.
+    pub fn set_patience(&self, patience: Option<Duration>) {
+        self.patience.set(patience);
+        // It fails for what is no socket, which this is.
+        let _ = self.socket.borrow().set_patience(patience);
     }
 
     /// Takes memory, all of it backed: what is not ready is zeroed here and now.
@@ -163,16 +183,20 @@ impl Client {
     }
 
     fn ask(&self, request: &protocol::Request) -> Result<(Answer, Option<OwnedFd>), Error> {
-        let gone = |_| Error::Answer(format!("the pool at {} has ended", self.path.display()));
+        let gone = |errno: Errno| match errno {
+            Errno(libc::EAGAIN) => Error::Answer(format!("the pool at {} does not answer", self.path.display())),
+            _ => Error::Answer(format!("the pool at {} has ended", self.path.display())),
+        };
         let request = request.to_string();
         let mut socket = self.socket.borrow_mut();
         if socket.send(request.as_bytes(), None).is_err() {
             // Nobody has read it.
-            *socket = connect(&self.path)?;
+            *socket = connect(&self.path, self.patience.get())?;
             socket.send(request.as_bytes(), None).map_err(gone)?;
         }
         let mut room = self.room.borrow_mut();
-        let packet = socket.receive(&mut room).map_err(gone)?;
+        // The answer would come later, and be taken for the next one's.
+        let packet = socket.receive(&mut room).inspect_err(|_| socket.end()).map_err(gone)?;
         if packet.len == 0 {
             return Err(gone(Errno(0)));
         }
@@ -186,8 +210,8 @@ impl Client {
     }
 }
 
-fn connect(path: &Path) -> Result<Socket, Error> {
-    Socket::connect(path).map_err(|errno| match errno {
+fn connect(path: &Path, patience: Option<Duration>) -> Result<Socket, Error> {
+    Socket::connect_within(path, patience).map_err(|errno| match errno {
         Errno(libc::ENOENT | libc::ECONNREFUSED | libc::ENOTDIR) => Error::NotServed(path.to_owned()),
         Errno(libc::EACCES | libc::EPERM) => Error::MayNotConnect(path.to_owned()),
         errno => Error::System { action: "connecting to", path: path.to_owned(), errno },

@@ -7,7 +7,7 @@
 //! filling down, and nothing goes back for it; other pressure counts only where the machine itself reclaims memory
 //! meanwhile; and then no more than half of what waits goes back while there is memory enough.
 
-use crate::control::Pressure;
+use crate::control::{Backoff, Pressure};
 use crate::sys::HUGE_PAGE_SIZE;
 use std::fmt;
 use std::time::Duration;
@@ -18,8 +18,7 @@ const PRESSURE: u64 = 10;
 const WINDOW: Duration = Duration::from_millis(500);
 /// So long after it was allowed, filling may still go on.
 const SETTLE: Duration = Duration::from_secs(1);
-/// The first wait after trouble, and the longest, which is also how long there must be none before it is the first
-/// again.
+/// The first wait after trouble, and the longest.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MOST: Duration = Duration::from_secs(60);
 /// The longest wait after pressure that filling itself has made.
@@ -107,10 +106,9 @@ pub struct Gate {
     reclaimed: Option<u64>,
     /// When filling was allowed the last time.
     filled_ns: Option<u64>,
-    /// Nothing is filled before this time, for this reason, and what the wait was.
-    until_ns: u64,
+    /// Nothing is filled meanwhile, for this reason.
+    wait: Backoff,
     reason: Reason,
-    pause: Duration,
     /// What may go back in this time of pressure while memory is enough; `None` if there is none.
     spare: Option<u64>,
 }
@@ -124,9 +122,8 @@ impl Gate {
             stalls: Pressure::new(PRESSURE, WINDOW),
             reclaimed: None,
             filled_ns: None,
-            until_ns: 0,
+            wait: Backoff::new(PAUSE, PAUSE_OWN_MOST),
             reason: Reason::Floor,
-            pause: Duration::ZERO,
             spare: None,
         }
     }
@@ -138,12 +135,12 @@ impl Gate {
 
     /// Nothing is filled for a while, for twice as long as the last time if that was not long ago.
     fn pause(&mut self, reason: Reason, most: Duration, now_ns: u64) {
-        if now_ns >= self.until_ns {
-            let calm = now_ns - self.until_ns >= nanoseconds(PAUSE_MOST);
-            self.pause = if calm { PAUSE } else { (2 * self.pause).clamp(PAUSE, most) };
+        if self.wait.ready(now_ns) {
+            self.wait.in_vain(most, now_ns);
+        } else {
+            self.wait.go_on(now_ns);
         }
         self.reason = reason;
-        self.until_ns = now_ns.saturating_add(nanoseconds(self.pause));
     }
 
     /// Whether tasks waited for memory since the last look that was long enough ago, and whether that may come from
@@ -185,10 +182,10 @@ impl Gate {
                     return Decision::GiveBack(give);
                 }
             }
-            Some((false, _)) if now_ns >= self.until_ns => self.spare = None,
+            Some((false, _)) if self.wait.ready(now_ns) => self.spare = None,
             _ => {}
         }
-        if now_ns < self.until_ns {
+        if !self.wait.ready(now_ns) {
             return Decision::Wait(self.reason);
         }
         let margin = margin(total) * if self.held { 2 } else { 1 };

@@ -53,4 +53,4 @@ pub use quota::{Exceeded, FILES_MOST, GroupQuota, Quotas, Subordinates};
 pub use server::{Observer, Progress, Server};
 pub use state::Counters;
 pub use status::{FileStatus, NodeStatus, STATUS_SHOWN, STATUS_VERSION, Status, Sums, TakenStatus, UserStatus};
-pub use store::{safe_directory, socket_directory};
+pub use store::{holders, safe_directory, socket_directory};

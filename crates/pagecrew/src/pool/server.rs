@@ -130,7 +130,11 @@ impl Shared {
     /// Memory that files of this pool could still get, in bytes.
     pub fn available(&self) -> u64 {
         match self.store.kind() {
-            MemoryFs::Hugetlbfs => store::reserved_pages().map_or(0, |pages| (pages.free * HUGE_PAGE_SIZE) as u64),
+            // Of a mount that was made with a smaller limit, that one counts: it can't be changed.
+            MemoryFs::Hugetlbfs => {
+                let free = store::reserved_pages().map_or(0, |pages| (pages.free * HUGE_PAGE_SIZE) as u64);
+                self.mount_facts().map_or(free, |facts| free.min(facts.f_bfree.saturating_mul(facts.f_frsize)))
+            }
             MemoryFs::Tmpfs => {
                 let machine = procfs::memory_info()
                     .map_or(u64::MAX, |memory| arbiter::available(&memory, stats::read_ahead(), clock::now_ns()));
@@ -166,11 +170,18 @@ impl Shared {
     /// any; but they were promised already.
     fn set_apart(&self, state: &State<Arc<File>>) -> u64 {
         let MemoryFs::Hugetlbfs = self.store.kind() else { return 0 };
-        let Ok(facts) = rustix::fs::statvfs(self.store.mount()) else { return 0 };
+        let Some(facts) = self.mount_facts() else { return 0 };
         let in_mount = (facts.f_blocks.saturating_sub(facts.f_bfree) * facts.f_frsize) as usize;
         let promised = state.promised();
-        let there = state.ready() + state.being_filled() + state.taken_bytes().saturating_sub(promised);
+        // What a former server has filled is there before this one has looked at it.
+        let waiting = state.nodes.values().flat_map(|node| &node.waiting);
+        let waiting: usize = waiting.map(|ready| shared_file::backed_bytes(&ready.file).unwrap_or(ready.filled)).sum();
+        let there = waiting.max(state.ready()) + state.being_filled() + state.taken_bytes().saturating_sub(promised);
         in_mount.saturating_sub(there).min(promised) as u64
+    }
+
+    fn mount_facts(&self) -> Option<rustix::fs::StatVfs> {
+        rustix::fs::statvfs(self.store.mount()).ok()
     }
 
     /// Does what is to be done about `event`.
@@ -205,7 +216,8 @@ impl Shared {
                 }
             };
             let number = task.client.is_some().then(|| self.put_off(std::mem::take(&mut task)));
-            if self.errands.run(owner, move || (errand(), number)) {
+            let account = self.broker().state.settings.quotas.subordinates.account_of(owner);
+            if self.errands.run(account, owner, move || (errand(), number)) {
                 if number.is_some() {
                     return None;
                 }
@@ -507,7 +519,7 @@ impl Server {
         adopt(&mut broker.state, left, &store);
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(Error::system("making an event descriptor for", &options.directory))?;
-        let listener = listen(&options).inspect_err(|_| {
+        let (listener, socket) = listen(&options).inspect_err(|_| {
             // A server that is none leaves nothing but what it has found.
             if nothing_left {
                 let _ = store.close();
@@ -541,7 +553,7 @@ impl Server {
             _ => log(&format!("{taken} files of a former server are still taken")),
         }
         let thread = |error: Errno| Error::system("starting a thread for", &shared.directory)(error);
-        let mut server = Server { shared: shared.clone(), socket: options.socket, front: None, keeper: None };
+        let mut server = Server { shared: shared.clone(), socket, front: None, keeper: None };
         let keeper = Keeper::new(shared.clone(), options.filler);
         let keeper = std::thread::Builder::new().name("pool-keeper".into()).spawn(move || keeper.run());
         server.keeper = Some(keeper.map_err(Errno::from).map_err(thread)?);
@@ -625,13 +637,13 @@ fn adopt(state: &mut State<Arc<File>>, left: Left, store: &Store) {
     left.taken.into_iter().for_each(|found| state.adopt(found));
 }
 
-fn listen(options: &Options) -> Result<Listener, Error> {
+/// Listens at the socket, and says where it really is.
+fn listen(options: &Options) -> Result<(Listener, PathBuf), Error> {
     let (Some(directory), Some(name)) = (options.socket.parent(), options.socket.file_name()) else {
         return Err(Error::NotOwn(options.socket.clone()));
     };
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
-    std::fs::create_dir_all(directory).map_err(Error::system("making the directory", directory))?;
-    let path = &store::socket_directory(directory)?.join(name);
+    let path = &store::make_socket_directory(directory)?.join(name);
     // The directory is locked, so whoever made it is gone. Where it is elsewhere, somebody may be there.
     if Socket::is_served(path) {
         return Err(Error::Served { directory: path.clone(), pid: None });
@@ -651,5 +663,6 @@ fn listen(options: &Options) -> Result<Listener, Error> {
         std::fs::set_permissions(path, Permissions::from_mode(options.socket_mode))
     };
     permit().map_err(Error::system("setting the permissions of", path))?;
-    Listener::new(socket).map_err(Error::system("listening at", path))
+    let listener = Listener::new(socket).map_err(Error::system("listening at", path))?;
+    Ok((listener, path.clone()))
 }

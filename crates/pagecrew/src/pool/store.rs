@@ -21,6 +21,7 @@ use crate::sys::seqpacket::Peer;
 use crate::sys::shared_file::{self, Mapped};
 use crate::sys::{Errno, HUGE_PAGE_SIZE, clock, numa, procfs};
 use rustix::fs::FlockOperation;
+use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -75,7 +76,8 @@ impl Store {
     /// # Errors
     /// [`Error::Served`], [`Error::MayNotMount`], [`Error::NoHugePages`], [`Error::OtherBacking`], and those of the file system.
     pub fn open(directory: &Path, backing: Backing, limit: usize) -> Result<(Store, Left), Error> {
-        own_directory(directory)?;
+        // By the way that no link changes: whoever can change one could have another directory mounted at.
+        let directory = &own_directory(directory)?;
         let lock = lock(directory)?;
         let mount = directory.join("mem");
         make_directory(&mount, 0o755)?;
@@ -292,6 +294,13 @@ pub(super) fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
+/// On whose accounts memory is that was taken from the pool of `directory`, by the names of the files. Nobody, where there is no pool.
+pub fn holders(directory: &Path) -> BTreeSet<u32> {
+    let paths = paths(&directory.join("mem").join(TAKEN)).unwrap_or_default();
+    let holder = |path: &PathBuf| Some(Entry::read(path.file_name()?.to_str()?)?.holding?.user);
+    paths.iter().filter_map(holder).collect()
+}
+
 fn paths(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     let read = || std::fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
     read().map_err(Error::system("reading", directory))
@@ -329,10 +338,13 @@ fn found_at(path: &Path) -> Option<Found<Arc<File>>> {
     Some(Found { name: name.to_owned(), entry, file: open_found(path).map(Arc::new), going })
 }
 
-/// Makes the directory of a pool, or sees that nobody else can change what is in it.
-fn own_directory(path: &Path) -> Result<(), Error> {
+/// Makes the directory of a pool, or sees that nobody else can change what is in it. Returns it by the way that no link changes.
+fn own_directory(path: &Path) -> Result<PathBuf, Error> {
     match std::fs::metadata(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => make_directory(path, 0o755)?,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            safe_directory(nearest(path))?;
+            make_directory(path, 0o755)?;
+        }
         Err(error) => return Err(Error::system("looking at", path)(error)),
         Ok(facts) => {
             let others_write = facts.mode() & 0o022 != 0;
@@ -341,7 +353,13 @@ fn own_directory(path: &Path) -> Result<(), Error> {
             }
         }
     }
-    safe_directory(path).map(drop)
+    safe_directory(path)
+}
+
+/// The nearest directory above `path` that is there. What is made below it lies where it says.
+fn nearest(path: &Path) -> &Path {
+    let above = path.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
+    above.into_iter().find(|above| above.exists()).unwrap_or(Path::new("."))
 }
 
 /// The directory by the way that no link changes, if nobody but root and this user can put another one in its place, or another file in
@@ -376,11 +394,21 @@ pub fn socket_directory(directory: &Path) -> Result<PathBuf, Error> {
     Ok(directory)
 }
 
+/// As [`socket_directory`], of one that is made if it is not there.
+pub(super) fn make_socket_directory(directory: &Path) -> Result<PathBuf, Error> {
+    if !directory.exists() {
+        safe_directory(nearest(directory))?;
+        std::fs::create_dir_all(directory).map_err(Error::system("making the directory", directory))?;
+    }
+    socket_directory(directory)
+}
+
 /// Whether this is in a user namespace: whose the directories above are can't be told there, and there is no root's service to be led astray.
 fn in_a_namespace() -> bool {
     let mut buffer = procfs::Buffer::new();
-    let map = procfs::read(c"/proc/self/uid_map", &mut buffer).unwrap_or_default();
-    map.split_whitespace().ne(["0", "0", "4294967295"])
+    // A kernel without them has no such file; where it can't be read for another reason, all is as it would be outside.
+    let map = procfs::read(c"/proc/self/uid_map", &mut buffer);
+    map.is_ok_and(|map| map.split_whitespace().ne(["0", "0", "4294967295"]))
 }
 
 /// Whether nobody but root and `own` can change the names of others' files in a directory of this owner and mode.
@@ -519,6 +547,13 @@ fn random() -> Result<u64, std::io::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_nearest_directory_is_one_that_is_there() {
+        assert_eq!(nearest(Path::new("/no/such/place")), Path::new("/"));
+        assert_eq!(nearest(Path::new("/proc/self/no/such")), Path::new("/proc/self"));
+        assert_eq!((nearest(Path::new("no")), nearest(Path::new("/"))), (Path::new("."), Path::new(".")));
+    }
 
     #[test]
     fn a_directory_in_which_others_change_names_is_not_safe() {

@@ -16,8 +16,8 @@ use std::fmt;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
-/// Far longer than a look takes.
-const RUNS_MOST: Duration = Duration::from_millis(100);
+/// Far longer than a look takes, also on a machine that is emulated, or whose CPUs are somebody else's most of the time.
+const RUNS_MOST: Duration = Duration::from_secs(1);
 
 /// What may be done.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -204,7 +204,6 @@ impl Reclaimer {
         let factor = Factor::take()?;
         let own = factor.before();
         let urgency = Urgency::take(numbers(&nodes));
-        let _ = sched::set_real_time(RUNS_MOST);
         // What it needs at a wake-up must be there after a night of rest, when memory is short.
         let _ = memory::keep_what_is_used();
         let mut vmstat = VmStat::open().map_err(ReclaimError::Counts)?;
@@ -230,6 +229,8 @@ impl Reclaimer {
         };
         reclaimer.hurry();
         reclaimer.stand();
+        // From here on it only looks, and waits in between.
+        let _ = sched::set_real_time(RUNS_MOST);
         Ok(reclaimer)
     }
 

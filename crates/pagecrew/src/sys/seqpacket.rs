@@ -3,6 +3,7 @@
 
 use super::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
@@ -11,6 +12,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -106,10 +108,32 @@ impl Socket {
     /// # Errors
     /// `ENOENT` and `ECONNREFUSED` where nobody does, `EACCES` where this user may not.
     pub fn connect(path: &Path) -> Result<Socket, Errno> {
+        Socket::connect_within(path, None)
+    }
+
+    /// As [`connect`](Socket::connect), of which each step takes no longer than `patience`, as does everything that is received and sent.
+    ///
+    /// # Errors
+    /// Besides those, `EAGAIN` where there was no room for one more.
+    pub fn connect_within(path: &Path, patience: Option<Duration>) -> Result<Socket, Errno> {
         let address = SocketAddrUnix::new(path)?;
-        let socket = new()?;
-        rustix::net::connect(&socket, &address)?;
-        Ok(Socket(socket))
+        let socket = Socket(new()?);
+        socket.set_patience(patience)?;
+        rustix::net::connect(&socket.0, &address)?;
+        Ok(socket)
+    }
+
+    /// From now on, waiting for the other end fails with `EAGAIN` when it has taken so long.
+    ///
+    /// # Errors
+    /// Those of `setsockopt`.
+    pub fn set_patience(&self, patience: Option<Duration>) -> Result<(), Errno> {
+        // None at all would be for ever.
+        let patience = patience.map(|patience| patience.max(Duration::from_millis(1)));
+        for side in [Timeout::Recv, Timeout::Send] {
+            sockopt::set_socket_timeout(&self.0, side, patience)?;
+        }
+        Ok(())
     }
 
     /// Whether somebody listens at `path`. Waits for nobody.

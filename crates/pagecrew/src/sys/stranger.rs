@@ -6,7 +6,8 @@
 //! kernel closes them, in the thread that receives.
 //!
 //! So nothing of the sort may get in ([`Socket::refuse_descriptors`], Linux 6.16). On older kernels a packet is looked at before it is taken out.
-//! A connection with descriptors in it is over, and is closed by a thread that nobody waits for and that has nothing else open.
+//! A connection with descriptors in it is over, and is closed by the end of a thread that nobody waits for and that has nothing else open: for
+//! whoever ends, the kernel does not wait until a network has taken what a socket lingers for.
 
 use super::seqpacket::{Packet, Socket};
 use super::{Errno, thread};
@@ -138,16 +139,11 @@ fn close_elsewhere(descriptor: OwnedFd) {
     let number = descriptor.as_fd().as_raw_fd();
     let close = move || {
         // A table of its own, with this alone in it: if the process is killed meanwhile, everything else is closed at once.
-        let parted = thread::keep_descriptor(number);
-        let is_parted = parted.is_ok();
-        let _ = has_parted.send(parted);
-        // The last one to close it is the one that waits.
+        let _ = has_parted.send(thread::keep_descriptor(number));
+        // The last one to close it is the one that may have to wait.
         let _ = may_close.recv();
-        if is_parted {
-            // Closes what is left in the table.
-            let _ = thread::leave_descriptors();
-        }
         CLOSING.fetch_sub(1, Ordering::Relaxed);
+        // The end of the thread closes what is left in its table. Closed before, a socket that lingers would keep it here.
     };
     let builder = std::thread::Builder::new().name("closes".into()).stack_size(STACK);
     let started = CLOSING.fetch_add(1, Ordering::Relaxed) < THREADS && builder.spawn(close).is_ok();
@@ -196,6 +192,12 @@ mod tests {
         (Listener { socket, refuses: false }, client)
     }
 
+    /// Whether there is a thread that closes something.
+    fn is_closing() -> bool {
+        let names = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path().join("comm"));
+        names.filter_map(|path| std::fs::read_to_string(path).ok()).any(|name| name == "closes\n")
+    }
+
     fn eventually(what: &str, found: impl Fn() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(20);
         while !found() {
@@ -216,6 +218,8 @@ mod tests {
         assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
         // The latter where something was never read.
         assert!(matches!(client.send(b"x", None), Err(Errno(libc::EPIPE | libc::ECONNRESET))));
+        // Nobody has read anything yet.
+        eventually("threads wait for it", || !is_closing());
         while unread.read(&mut [0; 1 << 16]).unwrap() > 0 {}
     }
 
@@ -229,8 +233,7 @@ mod tests {
         });
         // Of those who were never accepted, neither.
         is_not_waited_for("waiting", drop);
-        // Once it was read, whoever was at it has done that.
-        eventually("the threads end", || CLOSING.load(Ordering::Relaxed) == 0);
+        assert_eq!(CLOSING.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -151,6 +151,14 @@ impl Other {
         }
     }
 
+    /// How many more processes a process may open that has `members` open already and a limit of `open_files`: enough is left for everything
+    /// else, since a search opens one more.
+    pub fn room(members: u64, open_files: u64) -> u64 {
+        const EACH: u64 = 2;
+        const OTHERS: u64 = 64;
+        (open_files.saturating_sub(OTHERS) / EACH).saturating_sub(members)
+    }
+
     /// Its number.
     pub fn pid(&self) -> i32 {
         self.process.pid()
@@ -268,6 +276,12 @@ fn with_faults_handled(text: &str) -> Vec<usize> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn descriptors_bound_how_many_are_open() {
+        assert_eq!([Other::room(0, 1024), Other::room(470, 1024), Other::room(481, 1024)], [480, 10, 0]);
+        assert_eq!((Other::room(0, 10), Other::room(7, u64::MAX)), (0, (u64::MAX - 64) / 2 - 7));
+    }
 
     #[test]
     fn lines_of_maps() {

@@ -5,6 +5,7 @@ use super::*;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::process::{ChildStdin, ChildStdout};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// What the attacker may have.
 const QUOTA: usize = 16 * MIB;
@@ -79,8 +80,32 @@ fn in_mount(place: &Place) -> usize {
 /// Whether all there is stays on the accounts, and the attacker within what he may have, but for moments.
 fn all_is_counted(place: &Place, client: &Client, attack: &str) {
     let deadline = Instant::now() + 2 * late();
+    all_is_counted_while(place, client, attack, || Instant::now() < deadline);
+}
+
+/// The same for as long as something is done.
+fn all_is_counted_during(place: &Place, attack: &str, doing: impl FnOnce()) {
+    /// Also where it fails.
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let client = Client::connect(&place.socket()).unwrap();
+            all_is_counted_while(place, &client, attack, || !is_over.load(Ordering::Relaxed));
+        });
+        let _over = Over(&is_over);
+        doing();
+    });
+}
+
+fn all_is_counted_while(place: &Place, client: &Client, attack: &str, goes_on: impl Fn() -> bool) {
     let mut since: [Option<Instant>; 2] = [None; 2];
-    while Instant::now() < deadline {
+    while goes_on() {
         let status = status(client);
         let (held, counted) = (in_mount(place), READY + figure(&status, "taken_bytes"));
         // What he keeps locked, nobody can take from him: then it is only counted.
@@ -154,11 +179,11 @@ const ATTACKS: [(&str, Attack); 25] = [
 fn nobody_gets_more_than_his_quota_whatever_he_tries() {
     // Most of a trial is waiting.
     const AT_ONCE: usize = 4;
-    let next = std::sync::atomic::AtomicUsize::new(0);
+    let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
-                while let Some(&(name, _)) = ATTACKS.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+                while let Some(&(name, _)) = ATTACKS.get(next.fetch_add(1, Ordering::Relaxed)) {
                     try_it(name);
                 }
             });
@@ -182,7 +207,7 @@ fn try_it(name: &str) {
     let mut other = Attacker::start_as(OTHER, &place, "take and give back");
     other.rested();
     let mut attacker = Attacker::start(&place, name);
-    attacker.rested();
+    all_is_counted_during(&place, name, || attacker.rested());
     all_is_counted(&place, &client, name);
     other.end();
     others_are_served(&client, name);
@@ -364,16 +389,16 @@ fn mode_changed_back(_: &Path, client: &Client) {
         let kept = open(&taken.path, libc::O_PATH).unwrap();
         let path = taken.path.clone();
         drop(taken);
-        let stop = std::sync::atomic::AtomicBool::new(false);
+        let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                while !stop.load(Ordering::Relaxed) {
                     let _ = std::fs::set_permissions(by_number(&kept), std::fs::Permissions::from_mode(0o666));
                 }
             });
             // On a slow machine, nobody has had it open for so long that it has gone by itself.
             let _ = client.release(&path);
-            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            stop.store(true, Ordering::Relaxed);
         });
         assert!(open(by_number(&kept), libc::O_RDWR).is_err());
     }
@@ -774,13 +799,13 @@ fn longer_and_locked(client: &Client) {
 
 /// Takes a little and gives it back, all the time, until it is to end. Never to be refused.
 fn take_and_give_back(client: &Client) {
-    let over = std::sync::atomic::AtomicBool::new(false);
+    let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             rest();
-            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            over.store(true, Ordering::Relaxed);
         });
-        while !over.load(std::sync::atomic::Ordering::Relaxed) {
+        while !over.load(Ordering::Relaxed) {
             let taken = client.take(&request(4 * MIB, Until::Unused)).unwrap();
             client.release(&taken.path).unwrap();
             drop(taken);

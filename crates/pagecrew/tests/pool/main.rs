@@ -538,14 +538,19 @@ fn nonsense_is_answered_and_holds_nobody_up() {
             packet.resize(5000, b'x');
         }
         let file = File::open("/dev/null").unwrap();
-        if packet.is_empty() || socket.send(&packet, (round % 3 == 0).then(|| file.as_fd())).is_err() {
+        let brings = round % 3 == 0;
+        if packet.is_empty() || socket.send(&packet, brings.then(|| file.as_fd())).is_err() {
             continue;
         }
         // Some don't wait for the answer.
         if round % 4 > 0 {
             let mut room = vec![0; 65536];
-            let answer = socket.receive(&mut room).unwrap();
-            assert!(answer.len > 0, "no answer to {packet:?}");
+            match socket.receive(&mut room) {
+                Ok(answer) => assert!(answer.len > 0, "no answer to {packet:?}"),
+                // Whoever sends descriptors (before 6.16) may be off before he has read why.
+                Err(Errno(libc::ECONNRESET)) if brings => {}
+                Err(errno) => panic!("{errno} instead of an answer to {packet:?}"),
+            }
         }
     }
     // One asks and asks and never reads.

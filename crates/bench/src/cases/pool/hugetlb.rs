@@ -78,7 +78,7 @@ fn compare(size: usize, setting: &Setting, report: &mut Report) -> Result<Result
     let path = std::env::temp_dir().join(format!("pagecrew-bench-{}-hugetlbfs", std::process::id()));
     let mount = Kept::hugetlbfs(&path)?;
     let server = match Server::start(size, &[&FAST[..], &["--backing", "hugetlbfs"]].concat())? {
-        Started::Serving(server) => server,
+        Started::Serving(server) => *server,
         Started::Refused(refusal) => return Ok(Err(refusal)),
     };
     measure(size, &server, &path, setting, report)?;

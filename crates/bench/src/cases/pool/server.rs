@@ -47,7 +47,7 @@ pub struct Server {
 }
 
 pub enum Started {
-    Serving(Server),
+    Serving(Box<Server>),
     /// This machine or this user can't have it.
     Refused(String),
 }
@@ -59,7 +59,7 @@ impl Started {
     /// If it is refused.
     pub fn serving(self) -> Result<Server> {
         match self {
-            Started::Serving(server) => Ok(server),
+            Started::Serving(server) => Ok(*server),
             Started::Refused(refusal) => bail!("{refusal}"),
         }
     }
@@ -83,7 +83,7 @@ impl Server {
         }
         let socket = pool_socket(&base);
         let client = Client::connect(&socket)?;
-        Ok(Started::Serving(Server { keeper, client, socket, node, size }))
+        Ok(Started::Serving(Box::new(Server { keeper, client, socket, node, size })))
     }
 
     /// What clients connect to.
