@@ -251,6 +251,7 @@ is_cached() {
 # Reads what is larger than the group's limit, again and again, in the group: a disk, or a file in the checkout.
 fill_with_cache() {
     local source file=$root/target/tests/cache
+    mkdir -p "$root/target/tests"
     for source in /dev/[svx]d[a-z] /dev/nvme*n1 "$file"; do
         # Page cache belongs to the group that reads or writes first.
         if [ "$source" = "$file" ]; then in_limited_group head -c 192M /dev/zero >"$file"; fi
