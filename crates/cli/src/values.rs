@@ -48,6 +48,11 @@ pub fn members_of(group: u32) -> Result<BTreeSet<u32>, String> {
     Ok(members)
 }
 
+/// A control group, by its name or its directory.
+pub fn parse_control_group(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("a name is empty".into()) } else { Ok(text.to_owned()) }
+}
+
 /// The groups of a user, by their numbers, wherever the system's login looks for them; none where that can't be said.
 pub fn groups_of(user: u32) -> Vec<u32> {
     let Ok(Some(user)) = User::from_uid(Uid::from_raw(user)) else { return Vec::new() };

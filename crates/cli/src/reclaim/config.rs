@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::metrics::Address;
 use crate::settings::{self, Key, Setting, Table};
-use crate::values::parse_percent;
+use crate::values::{parse_control_group, parse_percent};
 use pagecrew::reclaim::{Choice, Options};
 use std::path::Path;
 
@@ -83,15 +83,10 @@ fn groups(setting: Setting<'_>) -> Result<Choice, String> {
     match setting.text() {
         Ok(word) => choice(&[word])
             .ok_or_else(|| setting.error("this is neither all nor none; names stand in an array: [\"NAME\"]")),
-        Err(_) => {
-            Ok(Choice::Named(setting.items()?.iter().map(|item| item.parse(parse_name)).collect::<Result<_, _>>()?))
-        }
+        Err(_) => Ok(Choice::Named(
+            setting.items()?.iter().map(|item| item.parse(parse_control_group)).collect::<Result<_, _>>()?,
+        )),
     }
-}
-
-/// A group's name or directory.
-pub fn parse_name(text: &str) -> Result<String, String> {
-    if text.is_empty() { Err("a name is empty".into()) } else { Ok(text.to_owned()) }
 }
 
 /// How much may be kept free.

@@ -11,6 +11,7 @@ use crate::notify;
 use crate::output::{note, print};
 use crate::service::{self, Service};
 use crate::settings::{AGAIN, PROTOCOL, option, options, wrong};
+use crate::values::parse_control_group;
 use config::{Config, TABLE};
 use groups::GroupReporter;
 use metrics::Board;
@@ -78,7 +79,7 @@ fn job(arguments: &Arguments, config: Config) -> Result<Job, Failure> {
             None if words.iter().any(|word| word == "all" || word == "none") => {
                 return Err(wrong("--groups", "all and none stand by themselves"));
             }
-            None => Choice::Named(options("--groups", words, config::parse_name)?),
+            None => Choice::Named(options("--groups", words, parse_control_group)?),
         },
     };
     let most = most.unwrap_or(Options::default().most);

@@ -4,7 +4,7 @@ use super::select::{Selection, parse_name};
 use crate::failure::Failure;
 use crate::metrics::Address;
 use crate::settings::{self, Key, Setting, Table};
-use crate::values::{parse_percent, parse_user};
+use crate::values::{parse_control_group, parse_percent, parse_user};
 use pagecrew::trim::{Exclusion, Options};
 use pagecrew::units::{parse_duration, parse_size};
 use std::path::Path;
@@ -149,7 +149,7 @@ impl Config {
                         }
                     }
                 }
-                "groups" => selection.groups = all(setting, parse_group)?,
+                "groups" => selection.groups = all(setting, parse_control_group)?,
                 "all" => selection.all = setting.flag()?,
                 "never" => selection.never = all(setting, parse_name)?,
                 "hold" => config.hold = Some(setting.flag()?),
@@ -191,11 +191,6 @@ impl Config {
 /// What `parse` makes of each value of an array.
 fn all<T>(setting: Setting, parse: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, String> {
     setting.items()?.iter().map(|item| item.parse(&parse)).collect()
-}
-
-/// A control group, by its path or its name.
-pub fn parse_group(text: &str) -> Result<String, String> {
-    if text.is_empty() { Err("a control group has a name".into()) } else { Ok(text.to_owned()) }
 }
 
 /// Zero subpages of a huge page.

@@ -13,7 +13,7 @@ mod worker;
 use crate::failure::Failure;
 use crate::metrics::Address;
 use crate::settings::{self, AGAIN, PROTOCOL, option, options};
-use crate::values::{parse_percent, parse_user};
+use crate::values::{parse_control_group, parse_percent, parse_user};
 use config::{Config, TABLE};
 use pagecrew::sys::process;
 use pagecrew::trim::{Exclusion, Options, support};
@@ -153,7 +153,7 @@ fn given(arguments: &Arguments) -> Result<Config, Failure> {
     Ok(Config {
         selection: Selection {
             pids: arguments.pid.clone(),
-            groups: options("--cgroup", &arguments.cgroup, config::parse_group)?,
+            groups: options("--cgroup", &arguments.cgroup, parse_control_group)?,
             users: options("--user", &arguments.user, parse_user)?,
             names: options("--name", &arguments.name, parse_name)?,
             all: arguments.all,

@@ -18,7 +18,7 @@ pub struct Rush {
 pub struct Begin {
     /// Which one.
     pub rush: Rush,
-    /// Whether another one gives way to it, and begins again later.
+    /// The ticket of the one that gives way to it, and begins again later.
     pub in_place_of: Option<u64>,
 }
 

@@ -118,7 +118,9 @@ impl Socket {
     pub fn connect_within(path: &Path, patience: Option<Duration>) -> Result<Socket, Errno> {
         let address = SocketAddrUnix::new(path)?;
         let socket = Socket(new()?);
-        socket.set_patience(patience)?;
+        if patience.is_some() {
+            socket.set_patience(patience)?;
+        }
         rustix::net::connect(&socket.0, &address)?;
         Ok(socket)
     }

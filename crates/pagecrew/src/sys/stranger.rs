@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
-/// So many threads of the process may be at closing something. What comes beyond that stays open as long as the process lives.
+/// So many threads of the process may be about to close something. What comes beyond that stays open as long as the process lives.
 const THREADS: usize = 512;
 /// What such a thread needs of a stack.
 const STACK: usize = 64 << 10;
@@ -129,7 +129,7 @@ impl Drop for Stranger {
     }
 }
 
-/// Threads that close something.
+/// Threads that are about to close something, which their end does.
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
 /// Closes `descriptor`, however long that takes, while others go on.
