@@ -255,8 +255,9 @@ mod tests {
         let (other, _) = Socket::pair().unwrap();
         let sent = client.send(b"x", Some(other.as_fd()));
         assert_eq!(sent, if listener.refuses { Err(Errno(libc::EPERM)) } else { Ok(()) });
-        // The other way is open.
-        listener.accept().unwrap().send(b"y", Some(other.as_fd())).unwrap();
+        // The other way is open. (Whoever goes with something unread has the other end told of that first.)
+        let stranger = listener.accept().unwrap();
+        stranger.send(b"y", Some(other.as_fd())).unwrap();
         assert!(client.receive(&mut [0]).unwrap().descriptor.is_some());
     }
 }
