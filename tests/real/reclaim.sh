@@ -68,6 +68,16 @@ reclaim_rest() {
     echo "$ticks ticks in 10 s, $resident KiB"
 }
 
+# Ends what runs still. Whoever keeps the disk takes it away, once nobody else has its input open.
+end_jobs() {
+    exec 8>&- 9>&-
+    local pid
+    for pid in $(jobs -p); do
+        [ "$pid" = "$keeper" ] || kill -9 "$pid" 2>/dev/null || true
+    done
+    wait
+}
+
 # said_something FILE: waits until somebody has written to it.
 said_something() {
     local _
@@ -82,23 +92,16 @@ said_something() {
 # nearly all of the machine's memory, so it runs in guests, and elsewhere only where it is asked for.
 reclaim_demand() {
     can_reclaim
-    local before nice total round service keeper _
+    local before nice round service keeper _
     before=$(cat "$factor")
     change "$factor" "$before"
     nice=$(urgency)
-    total=$(($(awk '/^MemTotal/ { print $2 }' /proc/meminfo) * 1024))
     keeper='' service=''
-    # Whoever keeps the disk takes it away, once nobody else has its input open.
-    at_exit "exec 8>&- 9>&-; for pid in \$(jobs -p); do [ \$pid = \"\$keeper\" ] || kill -9 \$pid; done 2>/dev/null; wait"
-    disk_in_memory $((total / 4))
-    mkfifo "$work/lock-end"
-    "$pagecrew" bench-worker lock $((total / 16)) <"$work/lock-end" >"$work/lock-said" 2>&1 &
-    exec 9>"$work/lock-end"
-    said_something "$work/lock-said"
-    if grep -q . "$work/lock-said"; then skip "no memory can be locked: $(tail -n 1 "$work/lock-said")"; fi
+    at_exit end_jobs
+    little_memory
     for round in TERM KILL KILL KILL KILL HUP; do
         start_reclaim --json
-        "$pagecrew" bench-worker read-files "$work/disk/files" 4 cached >/dev/null &
+        read_much 4 >/dev/null &
         local readers=$!
         for _ in $(seq 600); do
             if grep -q '"begun"' "$work/said"; then break; fi
@@ -127,9 +130,44 @@ reclaim_demand() {
             wait "$readers" || fail "readers: status $?"
         fi
     done
-    exec 9>&- 8>&-
-    wait "$keeper" || fail "the disk: status $?"
+    much_memory
     grep -o '"gap_bytes":[0-9]*' "$work/said" | sort -t : -k 2 -n | tail -n 1
+}
+
+# A sixteenth of the memory is left to page cache, and there is a disk to read from, until `much_memory`. Sets `locker` and `keeper`.
+little_memory() {
+    local total
+    total=$(($(awk '/^MemTotal/ { print $2 }' /proc/meminfo) * 1024))
+    # A guest has a disk, which is read through the page cache as well.
+    [ -n "${guest:-}" ] || disk_in_memory $((total / 4))
+    mkfifo "$work/lock-end"
+    "$pagecrew" bench-worker lock $((total / 16)) <"$work/lock-end" >"$work/lock-said" 2>&1 &
+    locker=$!
+    exec 9>"$work/lock-end"
+    said_something "$work/lock-said"
+    if grep -q . "$work/lock-said"; then skip "no memory can be locked: $(tail -n 1 "$work/lock-said")"; fi
+}
+
+# All of it is there again.
+much_memory() {
+    exec 9>&- 8>&-
+    wait "$locker" || fail "who has locked memory: status $?"
+    if [ -n "$keeper" ]; then wait "$keeper" || fail "the disk: status $?"; fi
+}
+
+# read_much READERS: so many read all there is at once.
+read_much() {
+    if [ -n "$keeper" ]; then
+        "$pagecrew" bench-worker load "$work/disk/files" "$1" cached
+        return
+    fi
+    local number reader running=() size
+    size=$(($(blockdev --getsize64 /dev/vda) >> 20))
+    for number in $(seq 0 $(($1 - 1))); do
+        dd bs=1M if=/dev/vda of=/dev/null status=none "skip=$((number * size / $1))" "count=$((size / $1))" &
+        running+=($!)
+    done
+    for reader in "${running[@]}"; do wait "$reader"; done
 }
 
 # disk_in_memory BYTES: a disk full of files below $work/disk, until descriptor 8 is closed. Sets `keeper`.
@@ -155,18 +193,18 @@ times_at_limit() {
 
 # Has four tasks in $group read more than its limit has room for, and adds to the file $1 how often they were at the limit.
 read_in_group() {
-    local before number reader readers _
+    local before number reader running _
     before=$(times_at_limit)
     for _ in $(seq "$((${patience:-1} > 1 ? 1 : 5))"); do
-        readers=()
+        running=()
         for number in 0 1 2 3; do
             local from=("if=$work/disk/files/$number")
             # A guest's disk, which is read through the page cache as well.
             if [ -z "$keeper" ]; then from=(if=/dev/vda "skip=$((180 * number))" count=180); fi
             (echo "$BASHPID" >"$group/cgroup.procs" && exec dd bs=1M of=/dev/null status=none "${from[@]}") &
-            readers+=($!)
+            running+=($!)
         done
-        for reader in "${readers[@]}"; do
+        for reader in "${running[@]}"; do
             wait "$reader" || fail "a reader: status $?"
         done
     done
@@ -188,21 +226,25 @@ middle() {
     sort -n "$1" | sed -n "$((($(wc -l <"$1") + 1) / 2))p"
 }
 
+# Skips unless groups can be made whose memory can be reclaimed. Sets `mount`.
+can_reclaim_groups() {
+    mount=/sys/fs/cgroup/memory
+    if [ -e "$mount/memory.limit_in_bytes" ]; then return; fi
+    mount=/sys/fs/cgroup
+    grep -qw memory "$mount/cgroup.controllers" 2>/dev/null || skip "no memory controller can be had here"
+    echo +memory >"$mount/cgroup.subtree_control" 2>/dev/null || skip "no memory controller can be had here"
+    [ -e "$mount/memory.reclaim" ] || skip "the kernel has no memory.reclaim (Linux 5.19)"
+}
+
 # Tasks of a group at its limit reclaim for themselves half as often at most, and whatever the end is, the group is as before.
 reclaim_group() {
     can_reclaim
-    local mount=/sys/fs/cgroup/memory round before began took
+    local mount round before began took
     [ "$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo)" -gt 2000000 ] || skip "takes 2 GB of free memory"
-    if [ ! -e $mount/memory.limit_in_bytes ]; then
-        mount=/sys/fs/cgroup
-        grep -qw memory "$mount/cgroup.controllers" 2>/dev/null || skip "no memory controller can be had here"
-        echo +memory >"$mount/cgroup.subtree_control" 2>/dev/null || skip "no memory controller can be had here"
-        [ -e "$mount/memory.reclaim" ] || skip "the kernel has no memory.reclaim (Linux 5.19)"
-    fi
+    can_reclaim_groups
     group=$mount/pagecrew-test-$$
     keeper='' service='' readers=''
-    # Whoever keeps the disk takes it away, once nobody else has its input open.
-    at_exit "exec 8>&-; for pid in \$(jobs -p); do [ \$pid = \"\$keeper\" ] || kill -9 \$pid; done 2>/dev/null; wait; remove_group $group"
+    at_exit "end_jobs; remove_group $group"
     [ -n "${guest:-}" ] || disk_in_memory $((800 << 20))
     # A group that comes later, and gets its limit after that.
     start_reclaim --groups "$(basename "$group")"
@@ -246,8 +288,70 @@ reclaim_group() {
     echo "at the limit $(middle "$work/with") times, and $(middle "$work/without") without"
 }
 
+# A group that takes most, and has half of the page cache, is held to what it has as long as there is demand, without a limit. Takes as much
+# memory as reclaim/demand.
+reclaim_hog() {
+    can_reclaim
+    local mount round readers _ before share files
+    can_reclaim_groups
+    group=$mount/pagecrew-test-$$
+    keeper='' service=''
+    at_exit "end_jobs; remove_group $group"
+    mkdir "$group" || skip "no control group can be made"
+    before=$(settings_of_group)
+    little_memory
+    start_reclaim --json
+    for round in 1 2; do
+        (echo "$BASHPID" >"$group/cgroup.procs" && read_much 8) >/dev/null &
+        readers=$!
+        for _ in $(seq 2400); do
+            if [ "$(grep -c '"group-held"' "$work/said")" -ge "$round" ]; then break; fi
+            sleep 0.05
+        done
+        wait "$readers" || fail "readers: status $?"
+        [ "$(grep -c '"group-held"' "$work/said")" -ge "$round" ] || fail "nobody was held: $(cat "$work/said" "$work/log")"
+        for _ in $(seq 300); do
+            if [ "$(grep -c '"group-let-go"' "$work/said")" -ge "$round" ]; then break; fi
+            sleep 0.2
+        done
+        [ "$(grep -c '"group-let-go"' "$work/said")" -ge "$round" ] || fail "it is held after a minute: $(cat "$work/said")"
+    done
+    grep '"group-held"' "$work/said" | grep -q -F "\"$group\"" || fail "$(grep '"group-held"' "$work/said")"
+    [ "$(settings_of_group)" = "$before" ] || fail "$(settings_of_group), and before: $before"
+    share=$(grep -m 1 '"group-held"' "$work/said" | grep -o '"share_bytes":[0-9]*' | cut -d : -f 2)
+    files=$(awk '/^(Ina|A)ctive\(file\)/ { sum += $2 } END { print 1024 * sum }' /proc/meminfo)
+    # Of all page cache it has half when that begins; what there is changes a little.
+    [ $((5 * share)) -ge $((2 * files)) ] || fail "held to $share bytes of $files"
+    kill "$service"
+    wait "$service" || fail "status $?: $(cat "$work/log")"
+    eventually rmdir "$group" || fail "the group can't be removed"
+    much_memory
+    echo "$((share >> 20)) of $((files >> 20)) MiB"
+}
+
+# What a program that somebody has named reads while there is demand leaves the page cache behind it. Takes as much memory as reclaim/demand.
+reclaim_behind() {
+    can_reclaim
+    local name=dd dropped
+    keeper='' service=''
+    at_exit end_jobs
+    little_memory
+    [ -z "$keeper" ] || name=$(basename "$pagecrew")
+    start_reclaim --json --groups none --drop-behind "$name"
+    read_much 4 >/dev/null || fail "readers: status $?"
+    read_much 4 >/dev/null || fail "readers: status $?"
+    kill "$service"
+    wait "$service" || fail "status $?: $(cat "$work/log")"
+    dropped=$(grep '"behind-end"' "$work/said" | grep -o '"dropped_bytes":[0-9]*' | cut -d : -f 2)
+    [ "${dropped:-0}" -ge $((64 << 20)) ] || fail "dropped: ${dropped:-nothing}: $(cat "$work/said" "$work/log")"
+    much_memory
+    echo "$((dropped >> 20)) MiB"
+}
+
 add reclaim/rest 60 reclaim_rest
 add reclaim/group 300 reclaim_group
 [ -n "${guest:-}" ] || long=yes
 add reclaim/demand 300 reclaim_demand
+add reclaim/hog 300 reclaim_hog
+add reclaim/behind 300 reclaim_behind
 long=no

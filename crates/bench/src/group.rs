@@ -1,7 +1,8 @@
-//! A control group with a limit on its memory.
+//! A control group, with a limit on its memory or without.
 
 use crate::kept::Kept;
 use anyhow::{Context, Result, bail};
+use pagecrew::sys::group_memory;
 use std::ffi::CString;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -29,7 +30,7 @@ impl Hierarchy {
         let mounts = fs::read_to_string("/proc/mounts").ok()?;
         let controllers = |mount: &Path| fs::read_to_string(mount.join("cgroup.subtree_control")).unwrap_or_default();
         let hierarchy = Hierarchy::among(&mounts, controllers)?;
-        hierarchy.group("try", 1 << 30).ok()?.remove().ok()?;
+        hierarchy.group("try", Some(1 << 30)).ok()?.remove().ok()?;
         Some(hierarchy)
     }
 
@@ -47,15 +48,15 @@ impl Hierarchy {
         })
     }
 
-    /// A new group for at most `limit` bytes of memory and no swap.
+    /// A new group, for at most `limit` bytes of memory and no swap if there is one.
     ///
     /// # Errors
     /// If it can't be made.
-    pub fn group(&self, name: &str, limit: usize) -> Result<Group> {
+    pub fn group(&self, name: &str, limit: Option<usize>) -> Result<Group> {
         let path = self.mount.join(format!("pagecrew-bench-{}-{name}", std::process::id()));
         let kept = Kept::group(&path)?;
         let group = Group { path, version: self.version, kept };
-        let limit = limit.to_string();
+        let Some(limit) = limit.map(|limit| limit.to_string()) else { return Ok(group) };
         // Without swap in the kernel, the files about it are missing.
         match self.version {
             Version::One => {
@@ -113,6 +114,19 @@ impl Group {
         };
         let bytes: f64 = fs::read_to_string(self.path.join(name)).ok()?.trim().parse().ok()?;
         Some(bytes / f64::from(1 << 20))
+    }
+
+    /// How often tasks were at its limit so far.
+    ///
+    /// # Errors
+    /// If it does not say.
+    pub fn times_at_limit(&self) -> Result<f64> {
+        let read = |name: &str| fs::read_to_string(self.path.join(name)).with_context(|| self.path());
+        let times = match self.version {
+            Version::One => read("memory.failcnt")?.trim().parse().ok(),
+            Version::Two => group_memory::times_at_limit(&read("memory.events")?),
+        };
+        times.map(|times: u64| times as f64).context("how often tasks were at a limit")
     }
 
     /// Removes it.

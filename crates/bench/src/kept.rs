@@ -42,6 +42,14 @@ impl Kept {
         Ok(Kept::start(&["keep-hugetlbfs", &path.to_string_lossy()])?.0)
     }
 
+    /// Adds `bytes` of swap in compressed memory.
+    ///
+    /// # Errors
+    /// If that is refused, or programs that it takes are missing.
+    pub fn swap(bytes: usize) -> Result<Kept> {
+        Ok(Kept::start(&["keep-swap", &bytes.to_string()])?.0)
+    }
+
     /// Makes a fast disk of `bytes` in memory, full of files, one of them of `own` bytes, below the directory `base`.
     ///
     /// # Errors

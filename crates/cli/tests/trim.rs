@@ -267,6 +267,55 @@ fn a_watch_goes_on_until_it_is_told_to_end() {
     assert!(watch.child.wait().unwrap().success());
 }
 
+/// A process whose memory is locked for long, as it is by a server that does not answer, keeps nobody else from being trimmed, and is trimmed
+/// itself when it can be.
+#[test]
+fn a_process_that_is_in_the_way_is_left_behind() {
+    static FILE: OnceLock<PathBuf> = OnceLock::new();
+    if !works() {
+        return;
+    }
+    let locked = program("locked", include_str!("trim/locked.c"), &FILE);
+    let ((first, _), (second, _)) = (Target::sparse(MIB, ""), Target::sparse(MIB, ""));
+    let pids = [first.pid(), second.pid()];
+    let options = ["--interval", "200ms", "--cpu", "50", "--json"];
+    let watch = pagecrew(&[&["trim", "--watch", "--pid", &pids[0], "--pid", &pids[1]], &options[..]].concat());
+    let mut command = Command::new(locked);
+    command.arg(&pids[0]).arg(watch.get_program()).args(watch.get_args()).env_remove("LD_PRELOAD");
+    let mut watch = Target::start(command.stderr(Stdio::piped()));
+    let log = watch.child.stderr.take().unwrap();
+    let begin = Instant::now();
+    // The line that says that so many were split.
+    let until_split = |watch: &mut Target, pages: u64| loop {
+        let line = watch.line();
+        assert!(!line.is_empty() && begin.elapsed() < Duration::from_secs(100), "{pages} pages: {line}");
+        let now: Value = serde_json::from_str(&line).unwrap();
+        if count(&now, "split") >= pages * 9 / 10 {
+            return now;
+        }
+    };
+    let now = until_split(&mut watch, PAGES);
+    let of = |now: &Value| {
+        let processes = now["processes"].as_array().unwrap();
+        processes
+            .iter()
+            .find(|process| process["pid"].as_u64() == Some(u64::from(first.child.id())))
+            .unwrap()
+            .to_string()
+    };
+    assert!(of(&now).contains("its memory is locked"), "{now}");
+    // It is not locked any more.
+    drop(watch.child.stdin.take());
+    until_split(&mut watch, 2 * PAGES);
+    // SAFETY: the process is this test's own child, and passes it on.
+    unsafe { libc::kill(watch.child.id() as i32, libc::SIGTERM) };
+    assert!(watch.child.wait().unwrap().success());
+    let log = std::io::read_to_string(log).unwrap();
+    assert!(log.contains(&format!("process {}: its memory is locked", pids[0])), "{log}");
+    first.intact();
+    second.intact();
+}
+
 /// Which processes, by a file that changes: those that it names come in, what makes no sense changes nothing, and the end comes soon.
 #[test]
 fn a_watch_reads_its_settings_again() {

@@ -3,7 +3,7 @@
 use crate::control::supervision;
 use crate::group::Holds;
 use crate::pool;
-use crate::reclaim::{GroupStanding, Standing};
+use crate::reclaim::{BehindStanding, GroupStanding, Standing};
 use crate::stats::{Counters, Elsewhere, Kind, Metric, NodeMemory, Part, Unit, Usage, ZoneBytes};
 use crate::trim::{self, Left, Overview, Tally};
 use std::fmt::Write;
@@ -17,6 +17,7 @@ pub fn all() -> Vec<&'static Metric> {
     all.extend(pool::Status::metrics());
     all.extend(Standing::METRICS);
     all.extend(GroupStanding::METRICS);
+    all.extend(BehindStanding::METRICS);
     all.push(UP);
     all.extend(supervision::Standing::METRICS);
     all

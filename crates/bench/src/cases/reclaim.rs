@@ -8,7 +8,7 @@ use crate::kept::Kept;
 use crate::program::{Running, pagecrew, run as run_program, worker};
 use crate::report::Report;
 use crate::row::{Bar, Comparison};
-use crate::worker::{file_of_neighbour, files_of_disk};
+use crate::worker::{DELAYS, Delays, file_of_neighbour, files_of_disk};
 use anyhow::{Context, Result};
 use pagecrew::sys::procfs;
 use pagecrew::units::Bytes;
@@ -33,8 +33,9 @@ const MIN_FREE: &str = "/proc/sys/vm/min_free_kbytes";
 /// So many readers there are beside a neighbour.
 const BESIDE: usize = 8;
 
-/// So many figures a load has.
-const FIGURES: usize = 4;
+/// So many figures a load has, and a neighbour.
+const FIGURES: usize = 5;
+const FIGURES_OF_NEIGHBOUR: usize = 4;
 
 /// From one load to the next one of a steady state.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -77,17 +78,15 @@ impl Change {
             Some(("kswapd", _)) => Kept::nice_kswapd(MOST_URGENT).map(Change::Nice),
             Some(_) => {
                 let hierarchy = Hierarchy::find().context("no control groups for memory")?;
-                hierarchy.group("readers", OWN_GROUP).map(Change::Group)
+                hierarchy.group("limited", Some(OWN_GROUP)).map(Change::Group)
             }
         }
     }
 
     /// The readers of `files`, as they read with it.
     fn readers(&self, files: &Path, readers: usize) -> Result<Command> {
-        let mut arguments = vec!["read-files".to_owned(), files.display().to_string(), readers.to_string()];
-        arguments.push(if matches!(self, Change::Uncached) { "uncached" } else { "cached" }.to_owned());
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let mut command = worker(&Contestant::plain("readers"), &arguments);
+        let kind = if matches!(self, Change::Uncached) { "uncached" } else { "cached" };
+        let mut command = load_of(files, readers, kind);
         if let Change::Group(group) = self {
             group.enter(&mut command)?;
         }
@@ -116,6 +115,8 @@ const GROUP: &str = "group of 512 MiB for the readers";
 /// The limit of that group.
 const OWN_GROUP: usize = 512 << 20;
 const MOST_URGENT: i32 = -20;
+/// That of a group whose readers are at it.
+const LIMIT: usize = 256 << 20;
 
 /// The contestants, ours first: settings of the kernel's, one as it is said and one as many times what it is, and what else an operator can
 /// do.
@@ -153,10 +154,25 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     let locked = Running::start(&mut worker(&Contestant::plain(""), &["lock", &left.to_string()]));
     let result = locked.and_then(|mut locked| {
         locked.line()?;
-        let files = files_of_disk(base.path());
-        loads(&files, setting, report)?;
-        neighbour(&files, &file_of_neighbour(base.path()), setting, report)?;
-        rest(&files, setting, report)
+        let accounting = Delays::open().and_then(|_| Kept::setting(Path::new(DELAYS), "1"));
+        if let Err(error) = &accounting {
+            report.note(&format!("times in reclaim are left out: {error:#}"));
+        }
+        let (files, own) = (files_of_disk(base.path()), file_of_neighbour(base.path()));
+        let scene = Scene { files: &files, own: &own, timed: accounting.is_ok(), setting };
+        scene.loads(report)?;
+        scene.neighbour(None, report)?;
+        match Hierarchy::find() {
+            Some(hierarchy) => scene.neighbour(Some(&hierarchy), report)?,
+            None => report.note("neighbours in groups are left out: no control groups for memory"),
+        }
+        if !setting.quick {
+            scene.others(report)?;
+            scene.swapping(left, report)?;
+            scene.at_limit(report)?;
+        }
+        scene.rest(report)?;
+        accounting.map_or(Ok(()), Kept::undo)
     });
     disk.undo().and(result)
 }
@@ -195,115 +211,260 @@ fn possible(files: &Path, contestants: Vec<Contestant>, report: &mut Report) -> 
     found
 }
 
-/// A load: seconds, direct reclaims, MiB reclaimed by the readers, seconds of CPU time of the whole machine.
+/// The load of this kind, of so many threads.
+fn load_of(files: &Path, threads: usize, kind: &str) -> Command {
+    worker(&Contestant::plain("load"), &["load", &files.to_string_lossy(), &threads.to_string(), kind])
+}
+
+/// A load: seconds, direct reclaims, MiB reclaimed by the readers, seconds of CPU time of the whole machine, seconds for which all readers
+/// together have reclaimed.
 fn load(files: &Path, readers: usize, change: &Change) -> Result<Vec<f64>> {
     run_program(&mut change.readers(files, readers)?)?.figures()
 }
 
-fn loads(files: &Path, setting: &Setting, report: &mut Report) -> Result<()> {
-    let contestants = possible(files, contestants(setting.quick), report);
-    for &readers in if setting.quick { &[8][..] } else { &[8, 16, 64] } {
-        let results =
-            alternate(report, &format!("{readers} readers"), setting.repetitions(), &contestants, |contestant| {
-                // What is free is what the kernel's own settings keep free.
-                load(files, readers, &Change::Nothing)?;
-                let change = Change::make(&contestant.name)?;
+/// Where the loads run, and whether the kernel says for how long tasks reclaim.
+#[derive(Clone, Copy)]
+struct Scene<'a> {
+    files: &'a Path,
+    /// The neighbour's.
+    own: &'a Path,
+    timed: bool,
+    setting: &'a Setting,
+}
+
+impl Scene<'_> {
+    fn loads(&self, report: &mut Report) -> Result<()> {
+        let Scene { files, setting, .. } = *self;
+        let contestants = possible(files, contestants(setting.quick), report);
+        for &readers in if setting.quick { &[8][..] } else { &[8, 16, 64] } {
+            let results =
+                alternate(report, &format!("{readers} readers"), setting.repetitions(), &contestants, |contestant| {
+                    // What is free is what the kernel's own settings keep free.
+                    load(files, readers, &Change::Nothing)?;
+                    let change = Change::make(&contestant.name)?;
+                    std::thread::sleep(PAUSE);
+                    let first = load(files, readers, &change);
+                    std::thread::sleep(PAUSE);
+                    let steady = load(files, readers, &change);
+                    change.undo()?;
+                    Ok([first?, steady?].concat())
+                })?;
+            for (when, from) in [("after rest", 0), ("steady", FIGURES)] {
+                let bars = |peer: &Contestant, stock: f64, others: f64| {
+                    Bar::Ratio(if peer.name == STOCK { stock } else { others })
+                };
+                let of = |what: &str| format!("{readers} readers, {when}: {what}");
+                let stalls = |peer: &Contestant| {
+                    Comparison::new(BENCH, of("direct reclaims"), "").resolution(1.0).bar(bars(peer, 100.0, 1.0))
+                };
+                let time = |peer: &Contestant| Comparison::new(BENCH, of("time"), "s").bar(bars(peer, 1.3, 0.98));
+                let reclaimed =
+                    |_: &Contestant| Comparison::new(BENCH, of("reclaimed by the readers"), "MiB").resolution(0.1);
+                let cpu = |_: &Contestant| Comparison::new(BENCH, of("CPU time of the machine"), "s").resolution(0.1);
+                let rows = against_the_first(stalls, &contestants, &results, from + 1)
+                    .chain(against_the_first(time, &contestants, &results, from))
+                    .chain(against_the_first(reclaimed, &contestants, &results, from + 2))
+                    .chain(against_the_first(cpu, &contestants, &results, from + 3));
+                for row in rows {
+                    report.row(row)?;
+                }
+                let waiting = |peer: &Contestant| {
+                    Comparison::new(BENCH, of("their time in reclaim"), "s")
+                        .resolution(0.001)
+                        .bar(bars(peer, 100.0, 1.0))
+                };
+                if self.timed {
+                    for row in against_the_first(waiting, &contestants, &results, from + 4) {
+                        report.row(row)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What the readers do to a program that has half of what is left to the page cache as its working set, and allocates a little all the time.
+    /// `apart` has each of the two in a control group of its own, without limits.
+    fn neighbour(&self, apart: Option<&Hierarchy>, report: &mut Report) -> Result<()> {
+        let Scene { files, own, setting, .. } = *self;
+        let mut contestants = contestants(true);
+        if apart.is_some() && !setting.quick {
+            contestants.push(Contestant::plain(GROUP));
+        }
+        let what = format!("{BESIDE} readers beside a neighbour{}", if apart.is_some() { ", in groups" } else { "" });
+        let results = alternate(report, &what, setting.repetitions(), &contestants, |contestant| {
+            load(files, BESIDE, &Change::Nothing)?;
+            let change = Change::make(&contestant.name)?;
+            let beside = |groups: &[Group]| -> Result<Vec<f64>> {
+                let mut command = worker(&Contestant::plain("neighbour"), &["neighbour", &own.to_string_lossy()]);
+                let mut readers = change.readers(files, BESIDE)?;
+                if let [of_readers, of_neighbour] = groups {
+                    of_neighbour.enter(&mut command)?;
+                    // A limit of their own is a group of their own.
+                    if !matches!(change, Change::Group(_)) {
+                        of_readers.enter(&mut readers)?;
+                    }
+                }
+                let mut neighbour = Running::start(&mut command)?;
+                neighbour.line()?;
                 std::thread::sleep(PAUSE);
-                let first = load(files, readers, &change);
-                std::thread::sleep(PAUSE);
-                let steady = load(files, readers, &change);
-                change.undo()?;
-                Ok([first?, steady?].concat())
+                let mut figures = run_program(&mut readers)?.figures()?;
+                neighbour.hush();
+                for _ in 0..FIGURES_OF_NEIGHBOUR {
+                    figures.push(neighbour.figure()?);
+                }
+                neighbour.wait()?;
+                Ok(figures)
+            };
+            let group = |name: &str| apart.map(|hierarchy| hierarchy.group(name, None));
+            let groups: Vec<Group> = ["readers", "neighbour"].into_iter().filter_map(group).collect::<Result<_>>()?;
+            let figures = beside(&groups);
+            groups.into_iter().try_for_each(Group::remove)?;
+            change.undo()?;
+            figures
+        })?;
+        let bar = |peer: &Contestant, bar: Bar| if peer.name == STOCK { bar } else { Bar::None };
+        let row = |name: &str, unit: &'static str| Comparison::new(BENCH, format!("{what}: {name}"), unit);
+        let waits =
+            |peer: &Contestant| row("its waits for the disk", "").resolution(1.0).bar(bar(peer, Bar::Times(1.0)));
+        let slowest = |peer: &Contestant| row("99.9 % of its allocations", "us").bar(bar(peer, Bar::Ratio(5.0)));
+        let for_memory = |_: &Contestant| row("the same but for waits for a CPU", "us");
+        let rows = against_the_first(waits, &contestants, &results, FIGURES)
+            .chain(against_the_first(slowest, &contestants, &results, FIGURES + 1))
+            .chain(against_the_first(for_memory, &contestants, &results, FIGURES + 2))
+            .chain(against_the_first(|_| row("the readers' time", "s"), &contestants, &results, 0));
+        for row in rows {
+            report.row(row)?;
+        }
+        if self.timed {
+            let times = [("the readers' time in reclaim", FIGURES - 1), ("its time in reclaim", FIGURES + 3)];
+            for (name, figure) in times {
+                let time = |peer: &Contestant| row(name, "s").resolution(0.001).bar(bar(peer, Bar::Ratio(100.0)));
+                for row in against_the_first(time, &contestants, &results, figure) {
+                    report.row(row)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Loads that are none of readers: none is to be worse than stock.
+    fn others(&self, report: &mut Report) -> Result<()> {
+        let loads = [("mapped", "mapped files"), ("written", "files written over"), ("names", "names looked up")];
+        for (kind, what) in loads {
+            self.beside_stock(&format!("{BESIDE} threads, {what}"), report, || {
+                run_program(&mut load_of(self.files, BESIDE, kind))?.figures()
             })?;
-        for (when, from) in [("after rest", 0), ("steady", FIGURES)] {
-            let bars = |peer: &Contestant, stock: f64, others: f64| {
-                Bar::Ratio(if peer.name == STOCK { stock } else { others })
-            };
-            let of = |what: &str| format!("{readers} readers, {when}: {what}");
-            let stalls = |peer: &Contestant| {
-                Comparison::new(BENCH, of("direct reclaims"), "").resolution(1.0).bar(bars(peer, 100.0, 1.0))
-            };
-            let time = |peer: &Contestant| Comparison::new(BENCH, of("time"), "s").bar(bars(peer, 1.3, 0.98));
-            let reclaimed =
-                |_: &Contestant| Comparison::new(BENCH, of("reclaimed by the readers"), "MiB").resolution(0.1);
-            let cpu = |_: &Contestant| Comparison::new(BENCH, of("CPU time of the machine"), "s").resolution(0.1);
-            let rows = against_the_first(stalls, &contestants, &results, from + 1)
-                .chain(against_the_first(time, &contestants, &results, from))
-                .chain(against_the_first(reclaimed, &contestants, &results, from + 2))
-                .chain(against_the_first(cpu, &contestants, &results, from + 3));
-            for row in rows {
+        }
+        Ok(())
+    }
+
+    /// Programs that need half as much again as there is, with swap in compressed memory.
+    fn swapping(&self, left: usize, report: &mut Report) -> Result<()> {
+        let swap = match Kept::swap(2 * left) {
+            Ok(swap) => swap,
+            Err(error) => {
+                report.note(&format!("swap in compressed memory is left out: {error:#}"));
+                return Ok(());
+            }
+        };
+        let arguments = ["load-memory", &(left / 2 * 3).to_string(), "2"];
+        let result = self.beside_stock("2 threads that swap to zram", report, || {
+            run_program(&mut worker(&Contestant::plain("load"), &arguments))?.figures()
+        });
+        swap.undo().and(result)
+    }
+
+    /// What a load costs with each of the contestants of a quick run. The first time of each is not counted.
+    fn beside_stock(&self, what: &str, report: &mut Report, load: impl Fn() -> Result<Vec<f64>>) -> Result<()> {
+        let contestants = contestants(true);
+        let results = alternate(report, what, self.setting.repetitions(), &contestants, |contestant| {
+            load()?;
+            let change = Change::make(&contestant.name)?;
+            std::thread::sleep(PAUSE);
+            let figures = load();
+            change.undo()?;
+            figures
+        })?;
+        let row = |name: &str, unit: &'static str| Comparison::new(BENCH, format!("{what}: {name}"), unit);
+        let bar = |peer: &Contestant| if peer.name == STOCK { Bar::Ratio(1.0) } else { Bar::None };
+        let mut rows = vec![("time", "s", 0, 0.0), ("direct reclaims", "", 1, 1.0)];
+        if self.timed {
+            rows.push(("their time in reclaim", "s", FIGURES - 1, 0.001));
+        }
+        for (name, unit, figure, resolution) in rows {
+            let comparison = |peer: &Contestant| row(name, unit).resolution(resolution).bar(bar(peer));
+            for row in against_the_first(comparison, &contestants, &results, figure) {
                 report.row(row)?;
             }
         }
+        Ok(())
     }
-    Ok(())
-}
 
-/// What the readers do to a program that has half of what is left to the page cache as its working set, and allocates a little all the time.
-fn neighbour(files: &Path, own: &Path, setting: &Setting, report: &mut Report) -> Result<()> {
-    let contestants = contestants(true);
-    let what = format!("{BESIDE} readers beside a neighbour");
-    let results = alternate(report, &what, setting.repetitions(), &contestants, |contestant| {
-        load(files, BESIDE, &Change::Nothing)?;
-        let change = Change::make(&contestant.name)?;
-        let beside = || -> Result<Vec<f64>> {
-            let mut neighbour =
-                Running::start(&mut worker(&Contestant::plain("neighbour"), &["neighbour", &own.to_string_lossy()]))?;
-            neighbour.line()?;
+    /// Readers in a control group at its own limit.
+    fn at_limit(&self, report: &mut Report) -> Result<()> {
+        let Some(hierarchy) = Hierarchy::find() else { return Ok(()) };
+        let contestants = [OURS, STOCK].map(Contestant::plain);
+        let what = format!("{BESIDE} readers at the limit of their group");
+        let results = alternate(report, &what, self.setting.repetitions(), &contestants, |contestant| {
+            let change = Change::make(&contestant.name)?;
+            let group = hierarchy.group("limited", Some(LIMIT))?;
             std::thread::sleep(PAUSE);
-            let mut figures = load(files, BESIDE, &change)?;
-            neighbour.hush();
-            for _ in 0..3 {
-                figures.push(neighbour.figure()?);
+            let one = || -> Result<Vec<f64>> {
+                let mut readers = change.readers(self.files, BESIDE)?;
+                group.enter(&mut readers)?;
+                let before = group.times_at_limit()?;
+                let mut figures = run_program(&mut readers)?.figures()?;
+                figures.push(group.times_at_limit()? - before);
+                Ok(figures)
+            };
+            let figures = one();
+            group.remove()?;
+            change.undo()?;
+            figures
+        })?;
+        let row = |name: &str, unit: &'static str| Comparison::new(BENCH, format!("{what}: {name}"), unit);
+        let mut rows = vec![("time", "s", 0, 0.0, 1.0), ("how often", "", FIGURES, 1.0, 10.0)];
+        if self.timed {
+            rows.push(("their time in reclaim", "s", FIGURES - 1, 0.001, 10.0));
+        }
+        for (name, unit, figure, resolution, bar) in rows {
+            let comparison = |_: &Contestant| row(name, unit).resolution(resolution).bar(Bar::Ratio(bar));
+            for row in against_the_first(comparison, &contestants, &results, figure) {
+                report.row(row)?;
             }
-            neighbour.wait()?;
-            Ok(figures)
-        };
-        let figures = beside();
-        change.undo()?;
-        figures
-    })?;
-    let bar = |peer: &Contestant, bar: Bar| if peer.name == STOCK { bar } else { Bar::None };
-    let row = |name: &str, unit: &'static str| Comparison::new(BENCH, format!("{what}: {name}"), unit);
-    let waits = |peer: &Contestant| row("its waits for the disk", "").resolution(1.0).bar(bar(peer, Bar::Times(1.0)));
-    let slowest = |peer: &Contestant| row("99.9 % of its allocations", "us").bar(bar(peer, Bar::Ratio(5.0)));
-    let for_memory = |_: &Contestant| row("the same but for waits for a CPU", "us");
-    let rows = against_the_first(waits, &contestants, &results, FIGURES)
-        .chain(against_the_first(slowest, &contestants, &results, FIGURES + 1))
-        .chain(against_the_first(for_memory, &contestants, &results, FIGURES + 2))
-        .chain(against_the_first(|_| row("the readers' time", "s"), &contestants, &results, 0));
-    for row in rows {
-        report.row(row)?;
+        }
+        Ok(())
     }
-    Ok(())
-}
 
-/// What is kept free while nobody needs it.
-fn rest(files: &Path, setting: &Setting, report: &mut Report) -> Result<()> {
-    if setting.quick {
-        return Ok(());
+    /// What is kept free while nobody needs it.
+    fn rest(&self, report: &mut Report) -> Result<()> {
+        let Scene { files, setting, .. } = *self;
+        if setting.quick {
+            return Ok(());
+        }
+        let contestants = contestants(true);
+        let results = alternate(report, "free at rest", 3, &contestants, |contestant| {
+            load(files, 8, &Change::Nothing)?;
+            let change = Change::make(&contestant.name)?;
+            std::thread::sleep(PAUSE);
+            load(files, 8, &change)?;
+            std::thread::sleep(REST);
+            let arguments = ["read-slowly", &files.to_string_lossy(), &SLOWLY.to_string()];
+            let free = run_program(&mut worker(&Contestant::plain("reader"), &arguments))
+                .and_then(|outcome| outcome.figures());
+            change.undo()?;
+            free
+        })?;
+        let free = |peer: &Contestant| {
+            let comparison = Comparison::new(BENCH, "free memory a minute later", "MiB");
+            if peer.name == STOCK { comparison.bar(Bar::Times(1.01)) } else { comparison.bar(Bar::Ratio(1.0)) }
+        };
+        for row in against_the_first(free, &contestants, &results, 0) {
+            report.row(row)?;
+        }
+        Ok(())
     }
-    let contestants = contestants(true);
-    let results = alternate(report, "free at rest", 3, &contestants, |contestant| {
-        load(files, 8, &Change::Nothing)?;
-        let change = Change::make(&contestant.name)?;
-        std::thread::sleep(PAUSE);
-        load(files, 8, &change)?;
-        std::thread::sleep(REST);
-        let arguments = ["read-slowly", &files.to_string_lossy(), &SLOWLY.to_string()];
-        let free =
-            run_program(&mut worker(&Contestant::plain("reader"), &arguments)).and_then(|outcome| outcome.figures());
-        change.undo()?;
-        free
-    })?;
-    let free = |peer: &Contestant| {
-        let comparison = Comparison::new(BENCH, "free memory a minute later", "MiB");
-        if peer.name == STOCK { comparison.bar(Bar::Times(1.01)) } else { comparison.bar(Bar::Ratio(1.0)) }
-    };
-    for row in against_the_first(free, &contestants, &results, 0) {
-        report.row(row)?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

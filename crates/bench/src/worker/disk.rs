@@ -1,4 +1,4 @@
-//! A fast disk full of files, and programs that read them.
+//! A fast disk full of files, on a machine with little memory.
 
 use super::huge::{Huge, Pages};
 use super::keep::until_the_end;
@@ -6,10 +6,9 @@ use super::say;
 use anyhow::{Context, Result, bail, ensure};
 use pagecrew::sys::clock::now_ns;
 use pagecrew::sys::mount::{self, MemoryFs};
-use pagecrew::sys::vmstat::VmStat;
 use pagecrew::sys::{HUGE_PAGE_SIZE, PAGE_SIZE, procfs};
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, Read, Seek, SeekFrom, Write};
+use std::io::{BufRead, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -17,9 +16,9 @@ use std::process::Command;
 use std::time::Duration;
 
 /// So many files are on the disk.
-const FILES: usize = 4;
+pub const FILES: usize = 4;
 /// A call reads or writes so much.
-const CHUNK: usize = 1 << 20;
+pub const CHUNK: usize = 1 << 20;
 /// Of the disk, so much is the file system's own.
 const OVERHEAD: usize = 10;
 
@@ -112,7 +111,7 @@ impl Drop for Disk {
 }
 
 /// What a command says, or what went wrong with it.
-fn output(command: &mut Command) -> Result<String> {
+pub fn output(command: &mut Command) -> Result<String> {
     let name = command.get_program().display().to_string();
     let output = command.output().with_context(|| format!("{name} can't be started"))?;
     if !output.status.success() {
@@ -135,86 +134,6 @@ impl Aligned {
         // SAFETY: inside the mapping, which lives as long as this and is written to no more.
         unsafe { std::slice::from_raw_parts(self.0.start() as *const u8, CHUNK) }
     }
-}
-
-/// Has `readers` threads read the files in `directory` from one end to the other at once, each from another place on where there are more of
-/// them than files. Says the seconds that it took until all had done, how often tasks had to reclaim for themselves meanwhile, how many
-/// MiB these have reclaimed, and the machine's CPU time in seconds.
-pub fn read(directory: &Path, readers: usize, cache: Cache) -> Result<()> {
-    let mut vmstat = VmStat::open()?;
-    let before = vmstat.read()?;
-    let busy = busy_seconds()?;
-    let start = now_ns();
-    std::thread::scope(|scope| -> Result<()> {
-        let threads: Vec<_> =
-            (0..readers).map(|number| scope.spawn(move || read_one(directory, number, cache))).collect();
-        for thread in threads {
-            thread.join().unwrap_or_else(|_| bail!("a reader panicked"))?;
-        }
-        Ok(())
-    })?;
-    let seconds = (now_ns() - start) as f64 / 1e9;
-    let after = vmstat.read()?;
-    say(seconds)?;
-    say(after.stalls - before.stalls)?;
-    say((after.reclaimed_by_tasks - before.reclaimed_by_tasks) as f64 / f64::from(1 << 20))?;
-    say(busy_seconds()? - busy)
-}
-
-/// CPU time that the machine has spent on anything, in seconds.
-fn busy_seconds() -> Result<f64> {
-    let text = fs::read_to_string("/proc/stat")?;
-    let line = text.lines().next().and_then(|line| line.strip_prefix("cpu ")).context("no CPUs in /proc/stat")?;
-    // user, nice, system, idle, waiting for devices, interrupts, and soft ones. What the host took is nobody's here.
-    let ticks: Vec<f64> = line.split_whitespace().map_while(|ticks| ticks.parse().ok()).collect();
-    ensure!(ticks.len() >= 7, "/proc/stat: {line}");
-    Ok((ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6]) / 100.0)
-}
-
-/// What readers leave in the page cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cache {
-    /// What they have read.
-    Used,
-    /// Nothing (Linux 6.14).
-    Left,
-}
-
-impl Cache {
-    /// The one with this argument.
-    ///
-    /// # Errors
-    /// If there is none.
-    pub fn named(argument: &str) -> Result<Cache> {
-        match argument {
-            "cached" => Ok(Cache::Used),
-            "uncached" => Ok(Cache::Left),
-            other => bail!("files are read cached or uncached, not '{other}'"),
-        }
-    }
-
-    /// Reads the next bytes of `file`, at its position; returns how many.
-    fn read(self, file: &mut File, chunk: &mut [u8]) -> Result<usize> {
-        const RWF_DONTCACHE: libc::c_int = 0x80;
-        if self == Cache::Used {
-            return Ok(file.read(chunk)?);
-        }
-        let part = libc::iovec { iov_base: chunk.as_mut_ptr().cast(), iov_len: chunk.len() };
-        // SAFETY: one part, which is writable and as long as it says; -1 stands for the file's own position.
-        let read = unsafe { libc::preadv2(file.as_raw_fd(), &part, 1, -1, RWF_DONTCACHE) };
-        ensure!(read >= 0, "RWF_DONTCACHE: {}", std::io::Error::last_os_error());
-        Ok(read as usize)
-    }
-}
-
-fn read_one(directory: &Path, number: usize, cache: Cache) -> Result<()> {
-    let mut file = File::open(directory.join((number % FILES).to_string()))?;
-    let len = file.metadata()?.len();
-    // A tenth of the file apart.
-    file.seek(SeekFrom::Start((number / FILES) as u64 * (len / 10) % len.max(1)))?;
-    let mut chunk = vec![0; CHUNK];
-    while cache.read(&mut file, &mut chunk)? > 0 {}
-    Ok(())
 }
 
 /// Reads `bytes` of the files in `directory` slowly, as a machine at rest does, and says how many MiB are free then.

@@ -1,6 +1,7 @@
 //! Changes outside this program that must not outlive the bench, however that ends: each is made by a process of its
 //! own, which undoes it when its input ends. No signal that a person ends a bench with ends it before.
 
+use super::disk::output;
 use super::say;
 use anyhow::{Context, Error, Result, ensure};
 use pagecrew::sys::mount::{self, MemoryFs};
@@ -8,6 +9,7 @@ use pagecrew::sys::vmstat;
 use std::fs;
 use std::io::{BufRead, ErrorKind};
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// How long the kernel may take to let go of a control group whose last process has ended.
@@ -83,6 +85,25 @@ pub fn hugetlbfs(path: &Path, input: impl BufRead) -> Result<()> {
         Err(error) => Err(error.into()),
     };
     kept.with_context(|| format!("a hugetlbfs at {}", path.display())).and(fs::remove_dir(path).with_context(name))
+}
+
+/// Adds `bytes` of swap in compressed memory (zram, 4.2), says so, and takes it away at the end of its input.
+pub fn swap(bytes: usize, input: impl BufRead) -> Result<()> {
+    const ADD: &str = "/sys/class/zram-control/hot_add";
+    // Reading it makes a device.
+    let number: u32 = fs::read_to_string(ADD).context(ADD)?.trim().parse().context(ADD)?;
+    let device = format!("/dev/zram{number}");
+    let make = || -> Result<()> {
+        fs::write(format!("/sys/block/zram{number}/disksize"), bytes.to_string()).context("the size of zram")?;
+        output(Command::new("mkswap").arg(&device))?;
+        output(Command::new("swapon").args(["--priority", "100", &device])).map(drop)
+    };
+    let made = make();
+    let on = made.is_ok();
+    let said = made.and_then(|()| say("")).and_then(|()| until_the_end(input));
+    let off = if on { output(Command::new("swapoff").arg(&device)).map(drop) } else { Ok(()) };
+    let removed = fs::write("/sys/class/zram-control/hot_remove", number.to_string()).context("zram");
+    off.and(removed).and(said)
 }
 
 /// Kills what is in the control group `path`.

@@ -5,6 +5,7 @@ mod burst;
 mod bystander;
 mod cell;
 mod churn;
+mod delays;
 mod dense;
 mod disk;
 mod frames;
@@ -12,6 +13,7 @@ mod grow;
 mod huge;
 mod idle;
 mod keep;
+mod load;
 mod neighbour;
 mod pairs;
 mod pool;
@@ -26,6 +28,7 @@ use anyhow::{Context, Result, bail};
 use block::{Block, Origin};
 pub use bystander::STRIDE as BYSTANDER_STRIDE;
 pub use cell::Touch;
+pub use delays::{Delays, SETTING as DELAYS};
 pub use disk::{files as files_of_disk, own as file_of_neighbour};
 pub use frames::LARGEST_BATCH;
 use huge::Pages;
@@ -90,7 +93,12 @@ pub fn run(args: &[String]) -> Result<()> {
         }
         "lock" => disk::lock(args.number(1)?, std::io::stdin().lock()),
         "neighbour" => neighbour::run(Path::new(args.text(1)?), std::io::stdin().lock()),
-        "read-files" => disk::read(Path::new(args.text(1)?), args.number(2)?, disk::Cache::named(args.text(3)?)?),
+        "load" => load::of_files(Path::new(args.text(1)?), args.number(2)?, load::Kind::named(args.text(3)?)?),
+        "load-memory" => load::of_memory(args.number(1)?, args.number(2)?),
+        "keep-swap" => {
+            keep::ignore_ends();
+            keep::swap(args.number(1)?, std::io::stdin().lock())
+        }
         "read-slowly" => disk::read_slowly(Path::new(args.text(1)?), args.number(2)?),
         "keep-pool" => {
             keep::ignore_ends();
@@ -193,8 +201,8 @@ mod tests {
             &["keep-pool", "/nonexistent/base"],
             &["keep-disk", "/nonexistent/base", "1048576", "65536"],
             &["neighbour", "/nonexistent"],
-            &["read-files", "/nonexistent", "2", "cached"],
-            &["read-files", "/nonexistent", "2", "half"],
+            &["load", "/nonexistent", "2", "cached"],
+            &["load", "/nonexistent", "2", "half"],
             &["read-slowly", "/nonexistent", "1048576"],
         ];
         for args in nonsense {

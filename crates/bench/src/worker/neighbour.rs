@@ -1,6 +1,7 @@
 //! A program with a working set in the page cache and small allocations, whom others' reading should not hurt.
 
 use super::block::{Block, Origin};
+use super::delays::reclaim_ns_of_this_thread;
 use super::keep::until_the_end;
 use super::say;
 use anyhow::{Context, Result, bail};
@@ -25,7 +26,8 @@ const EACH: Duration = Duration::from_millis(1);
 
 /// Uses all of the file at `path`, again and again, and takes and gives back a little memory a thousand times a second, from when it says so
 /// to the end of its input. Says how often it had to wait for the disk, and the time in microseconds that 999 of 1,000 allocations took at
-/// most: with all that they waited for, and without what they waited for a CPU, which others use.
+/// most: with all that they waited for, and without what they waited for a CPU, which others use; and the seconds for which it has reclaimed for
+/// itself, 0 where the kernel does not say.
 pub fn run(path: &Path, input: impl BufRead) -> Result<()> {
     let file = File::options().read(true).write(true).open(path).with_context(|| path.display().to_string())?;
     let len = file.metadata()?.len() as usize;
@@ -35,14 +37,15 @@ pub fn run(path: &Path, input: impl BufRead) -> Result<()> {
     (0..3).for_each(|_| use_all(&pages));
     let over = AtomicBool::new(false);
     let before = waits()?;
-    let taken = std::thread::scope(|scope| -> Result<Vec<(u64, u64)>> {
-        scope.spawn(|| {
+    let (taken, reclaim_ns) = std::thread::scope(|scope| -> Result<(Vec<(u64, u64)>, u64)> {
+        let all = scope.spawn(|| {
             for part in pages.chunks(pages.len().div_ceil(PARTS).max(1)).cycle().take_while(|_| !over.load(Relaxed)) {
                 use_all(part);
                 std::thread::sleep(ROUND / PARTS as u32);
             }
+            reclaim_ns_of_this_thread()
         });
-        let small = scope.spawn(|| -> Result<Vec<(u64, u64)>> {
+        let small = scope.spawn(|| -> Result<(Vec<(u64, u64)>, u64)> {
             let mut taken = Vec::new();
             let turns = Turns::of_this_thread()?;
             while !over.load(Relaxed) {
@@ -54,19 +57,20 @@ pub fn run(path: &Path, input: impl BufRead) -> Result<()> {
                 taken.push((all, all.saturating_sub(turns.waited_ns()? - waited)));
                 std::thread::sleep(EACH);
             }
-            Ok(taken)
+            Ok((taken, reclaim_ns_of_this_thread()))
         });
         say("")?;
         until_the_end(input)?;
         over.store(true, Relaxed);
-        small.join().unwrap_or_else(|_| bail!("a thread panicked"))
+        let (taken, reclaim_ns) = small.join().unwrap_or_else(|_| bail!("a thread panicked"))?;
+        Ok((taken, reclaim_ns + all.join().unwrap_or(0)))
     })?;
     say(waits()? - before)?;
     let (all, without): (Vec<u64>, Vec<u64>) = taken.into_iter().unzip();
     for samples in [all, without] {
         say(slowest_of_thousand(samples).context("nothing was allocated")? as f64 / 1e3)?;
     }
-    Ok(())
+    say(reclaim_ns as f64 / 1e9)
 }
 
 /// For how long a thread was ready to run and another one had the CPU.

@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::metrics::Address;
 use crate::settings::{self, Key, Setting, Table};
+use crate::trim::parse_name;
 use crate::values::{parse_control_group, parse_percent};
 use pagecrew::reclaim::{Choice, Options};
 use std::path::Path;
@@ -29,6 +30,14 @@ pub const TABLE: Table = Table {
             live: true,
         },
         Key {
+            name: "drop-behind",
+            example: "[\"rsync\", \"tar\"]",
+            wrong: &["\"rsync\"", "[[]]", "[\"\"]"],
+            default: "none",
+            help: "Programs (by their names in /proc/PID/comm) that use files from one end to the other and not again: while the machine has demand, what they have used leaves the page cache behind them. In the unit, that takes CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH besides.",
+            live: true,
+        },
+        Key {
             name: "metrics",
             example: "9752",
             wrong: &["\"0.0.0.0:9752\""],
@@ -47,6 +56,8 @@ pub struct Config {
     pub most: Option<f64>,
     /// Which control groups.
     pub groups: Option<Choice>,
+    /// Names of programs behind which is dropped what they have used.
+    pub drop_behind: Option<Vec<String>>,
     /// Where metrics are served.
     pub metrics: Option<Address>,
 }
@@ -64,6 +75,10 @@ impl Config {
             match setting.key() {
                 "most" => config.most = Some(setting.parse(parse_most)?),
                 "groups" => config.groups = Some(groups(setting)?),
+                "drop-behind" => {
+                    let names = setting.items()?.iter().map(|item| item.parse(parse_name)).collect::<Result<_, _>>()?;
+                    config.drop_behind = Some(names);
+                }
                 "metrics" => config.metrics = Some(setting.parse(Address::parse)?),
                 _ => return Err(setting.unknown(&TABLE)),
             }
@@ -115,6 +130,8 @@ mod tests {
         let config = Config::parse("most = 5\nmetrics = 9750\n").unwrap();
         assert_eq!((config.most, config.metrics), (Some(0.05), Some(Address::parse("9750").unwrap())));
         assert_eq!(Config::parse("").unwrap(), Config::default());
+        let names = Config::parse("drop-behind = [\"rsync\", \"a-name-of-sixteen\"]").unwrap().drop_behind;
+        assert_eq!(names, Some(vec!["rsync".to_owned(), "a-name-of-sixte".to_owned()]));
         for (text, groups) in [
             ("groups = \"all\"", Choice::All),
             ("groups = \"none\"", Choice::None),
@@ -131,6 +148,7 @@ mod tests {
         }
         for (text, word) in [
             ("mots = 1", "mots"),
+            ("drop-behind = [\"\"]", "at least one character"),
             ("most = []", "array"),
             ("most = 50", "line 1: most: '50' is more than 10 percent"),
             ("metrics = \"x\"", "metrics"),

@@ -105,6 +105,14 @@ fn text(event: &GroupEvent) -> String {
                 Bytes(*reclaimed)
             )
         }
+        GroupEvent::Held { group, share } => format!(
+            "{}: most of what is taken is taken by it: it is held to the {} that it has, so that others keep theirs",
+            printable(&group.to_string_lossy()),
+            Bytes(*share)
+        ),
+        GroupEvent::LetGo { group } => {
+            format!("{}: it may have more again", printable(&group.to_string_lossy()))
+        }
         GroupEvent::TooMany => {
             "there are more control groups with limits than are served; name those that matter (setting groups)"
                 .to_owned()
@@ -130,6 +138,10 @@ fn json(event: &GroupEvent) -> Value {
                 "reclaimed_bytes": reclaimed, "stalls": stalls, "pause": pause,
             })
         }
+        GroupEvent::Held { group, share } => {
+            json!({ "event": "group-held", "group": group.to_string_lossy(), "share_bytes": share })
+        }
+        GroupEvent::LetGo { group } => json!({ "event": "group-let-go", "group": group.to_string_lossy() }),
         GroupEvent::TooMany => json!({ "event": "groups-too-many" }),
         GroupEvent::Unwatched(errno) => json!({ "event": "groups-unwatched", "error": errno.to_string() }),
     }
@@ -167,6 +179,9 @@ mod tests {
         );
         assert_eq!(json(&ended(Some(Pause::Nothing)))["pause"], "nothing");
         let begun = GroupEvent::Begun { group: "/x".into(), demand: 1 << 30, ahead: 6 << 20 };
+        let held = GroupEvent::Held { group: "/x".into(), share: 5 << 30 };
+        assert!(text(&held).starts_with("/x: most") && text(&held).contains("5 GiB"), "{}", text(&held));
+        assert_eq!(json(&held)["share_bytes"], 5u64 << 30);
         assert_eq!(text(&begun), "/x: 1 GiB a second are taken at its limit: 6 MiB is kept free below it");
     }
 }

@@ -11,6 +11,7 @@ use crate::notify;
 use crate::output::{note, print};
 use crate::service::{self, Service};
 use crate::settings::{AGAIN, PROTOCOL, option, options, wrong};
+use crate::trim::parse_name;
 use crate::values::parse_control_group;
 use config::{Config, TABLE};
 use groups::GroupReporter;
@@ -18,10 +19,11 @@ use metrics::Board;
 use pagecrew::control::lead::Cause;
 use pagecrew::reclaim::support::Threads;
 use pagecrew::reclaim::{
-    Choice, Event, GroupOptions, GroupStanding, Groups, Options, ReclaimError, Reclaimer, Standing,
+    Behind, BehindStanding, Choice, Event, GroupOptions, GroupStanding, Groups, Options, ReclaimError, Reclaimer,
+    Standing,
 };
 use pagecrew::units::Bytes;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -34,7 +36,8 @@ use std::sync::Arc;
 /// reclaim threads (kswapd) have nice -20. While nothing is reclaimed, it sleeps. However it ends, both are put back.
 ///
 /// A control group at its own limit has no reclaim in the background at all. While the tasks of one are at the limit, some of its page cache
-/// is reclaimed before they need the room (memory.reclaim). No limit is ever changed.
+/// is reclaimed before they need the room (memory.reclaim). No limit is ever changed. While the machine has demand, a group that takes most of
+/// it, and has half of all page cache, is held to what it has.
 #[derive(clap::Args, Default)]
 #[command(after_help = "\
 Examples:
@@ -42,6 +45,7 @@ Examples:
   pagecrew reclaim --most 5%                  up to 5 % of the memory free ahead of demand
   pagecrew reclaim --groups db.slice          of control groups, only this one and those below it
   pagecrew reclaim --groups none              for the machine's own limits only
+  pagecrew reclaim --drop-behind rsync        what rsync has read makes room for others
   pagecrew reclaim --json --metrics 9752      for programs
   systemctl enable --now pagecrew-reclaim     as long as the machine runs
 
@@ -51,6 +55,8 @@ pub struct Arguments {
     most: Option<String>,
     #[arg(long, value_name = "NAME", help = TABLE.help("groups", AGAIN))]
     groups: Vec<String>,
+    #[arg(long, value_name = "NAME", help = TABLE.help("drop-behind", AGAIN))]
+    drop_behind: Vec<String>,
     #[arg(long, value_name = "ADDRESS", help = TABLE.help("metrics", PROTOCOL))]
     metrics: Option<String>,
     /// Settings to begin with [default: /etc/pagecrew/pagecrew.toml, if it is there]
@@ -66,6 +72,7 @@ pub struct Arguments {
 struct Job {
     options: Options,
     groups: Choice,
+    drop_behind: Vec<String>,
     metrics: Option<Address>,
 }
 
@@ -83,7 +90,11 @@ fn job(arguments: &Arguments, config: Config) -> Result<Job, Failure> {
         },
     };
     let most = most.unwrap_or(Options::default().most);
-    Ok(Job { options: Options { most }, groups, metrics })
+    let drop_behind = match &arguments.drop_behind[..] {
+        [] => config.drop_behind.unwrap_or_default(),
+        names => options("--drop-behind", names, parse_name)?,
+    };
+    Ok(Job { options: Options { most }, groups, drop_behind, metrics })
 }
 
 impl Job {
@@ -139,7 +150,11 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         Some(groups) => Arc::new(groups.standing()),
         None => Arc::new(GroupStanding::default),
     };
-    let metrics = job.metrics.as_ref().map(|address| board.serve(address, standing_of_groups.clone())).transpose()?;
+    let behind = Behind::start(job.drop_behind.clone())
+        .map_err(|errno| Failure::Failed(format!("a thread that drops behind: {errno}")))?;
+    let standing_behind: metrics::OfBehind = Arc::new(behind.standing());
+    let serve = |address| board.serve(address, standing_of_groups.clone(), standing_behind.clone());
+    let metrics = job.metrics.as_ref().map(serve).transpose()?;
     let mut reporter = Reporter { json: arguments.json, bounded: false };
     reporter.ready(&reclaimer)?;
     service.ready();
@@ -152,7 +167,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
                     if read.metrics != job.metrics {
                         note("metrics can't change while it runs: start it again for that");
                     }
-                    (job.options, job.groups) = (read.options, read.groups);
+                    (job.options, job.groups, job.drop_behind) = (read.options, read.groups, read.drop_behind);
+                    behind.change(job.drop_behind.clone());
                     reclaimer.change(job.options);
                     if let Some(groups) = &groups {
                         groups.change(job.for_groups());
@@ -165,6 +181,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         // Also after a reload: what was readable meanwhile is not readable once more.
         match reclaimer.see_to() {
             Ok(event) => {
+                if let Some(groups) = &groups {
+                    groups.demand(reclaimer.has_demand());
+                }
+                behind.demand(reclaimer.has_demand());
                 board.write(reclaimer.standing());
                 if let Some(event) = event {
                     reporter.say(event, &reclaimer)?;
@@ -177,13 +197,30 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let standing = reclaimer.standing();
     let standing = Standing { factor: standing.own_factor, ..standing };
     drop(reclaimer);
-    drop(groups);
+    drop((groups, behind));
     service.stopping();
     drop(metrics);
     result?;
     reporter.end(standing)?;
     of_groups.end(standing_of_groups())?;
+    end_behind(arguments.json, standing_behind())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says what came of drop-behind, in the end.
+fn end_behind(json: bool, standing: BehindStanding) -> Result<(), Failure> {
+    if json {
+        let object = json!({ "event": "behind-end", "behind": object(standing.figures()) });
+        return print(&format!("{object}\n"));
+    }
+    let BehindStanding { dropped_bytes, refused, .. } = standing;
+    if dropped_bytes > 0 {
+        note(&format!("{} of page cache dropped behind programs", Bytes(dropped_bytes)));
+    }
+    if refused > 0 {
+        note("files of some programs could not be looked at: drop-behind takes CAP_SYS_PTRACE");
+    }
+    Ok(())
 }
 
 /// Says what happens.
@@ -326,6 +363,14 @@ mod tests {
     fn the_command_line_goes_before_the_file() {
         assert_eq!(parse(&[]).unwrap().options.most, 0.01);
         assert_eq!(parse(&["--most", "5%"]).unwrap().options.most, 0.05);
+    }
+
+    #[test]
+    fn programs_to_drop_behind_are_named() {
+        let names = |arguments: &[&str]| parse(arguments).unwrap().drop_behind;
+        assert_eq!(names(&[]), [""; 0]);
+        assert_eq!(names(&["--drop-behind", "rsync", "--drop-behind", "tar"]), ["rsync", "tar"]);
+        assert!(parse(&["--drop-behind", ""]).is_err());
     }
 
     #[test]

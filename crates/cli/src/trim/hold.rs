@@ -112,7 +112,7 @@ impl Wards {
 
     /// Looks at those whose turn it is, or that have something to tell because one of their descriptors is `ready`, and does what is to be done
     /// about them.
-    pub fn see_to(&mut self, ready: &[RawFd], worker: &Worker) {
+    pub fn see_to(&mut self, ready: &[RawFd], worker: &mut Worker) {
         for ward in &mut self.wards {
             let (begin_ns, now) = (thread_cpu_ns(), now_ns());
             let due = now >= ward.relief.next_look_ns() || (ward.relief.listens(now) && ward.tells(ready));
@@ -145,7 +145,7 @@ impl Wards {
     }
 
     /// A rush has come to its end.
-    pub fn rushed(&mut self, ticket: u64, rushed: Rushed, worker: &Worker) {
+    pub fn rushed(&mut self, ticket: u64, rushed: Rushed, worker: &mut Worker) {
         let Some(ward) = self.wards.iter_mut().find(|ward| ward.ticket == Some(ticket)) else { return };
         ward.ticket = None;
         let standing = ward.holder.as_mut().map_or(Standing::Quiet, Holder::look);
@@ -217,7 +217,7 @@ impl Ward {
         self.holder.iter().flat_map(Holder::descriptors).any(|(descriptor, _)| ready.contains(&descriptor))
     }
 
-    fn does(&mut self, todo: Todo, worker: &Worker, tickets: &mut u64) {
+    fn does(&mut self, todo: Todo, worker: &mut Worker, tickets: &mut u64) {
         if todo.calm_down
             && let Some(ticket) = self.ticket.take()
         {

@@ -3,12 +3,15 @@
 pub mod config;
 mod hold;
 mod metrics;
+mod noted;
 mod pass;
 mod select;
 mod session;
 mod show;
 mod watch;
 mod worker;
+
+pub use select::parse_name;
 
 use crate::failure::Failure;
 use crate::metrics::Address;
@@ -17,7 +20,7 @@ use crate::values::{parse_control_group, parse_percent, parse_user};
 use config::{Config, TABLE};
 use pagecrew::sys::process;
 use pagecrew::trim::{Exclusion, Options, support};
-use select::{Selection, parse_name};
+use select::Selection;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 

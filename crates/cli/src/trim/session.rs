@@ -1,6 +1,7 @@
 //! The processes that are trimmed, and those that can't be.
 
 use super::Job;
+use super::noted::{Noted, Whereabouts};
 use super::select::Found;
 use crate::failure::Failure;
 use pagecrew::sys::{Errno, clock};
@@ -8,6 +9,7 @@ use pagecrew::trim::protect::{self, Protected};
 use pagecrew::trim::{Fleet, Id, Kernel, Options, Other, Overview, Tally, Target, TargetError};
 use rustix::process::{Resource, getrlimit};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Why nothing is done with a process.
@@ -17,9 +19,14 @@ pub enum Refused {
     Protected,
     /// It has a name that is to be left alone.
     Never,
+    /// A thread has waited for its memory for long, and waits still.
+    InTheWay,
     /// It can't be trimmed.
     Target(TargetError),
 }
+
+/// Processes that are in the way of a thread that waits for them.
+pub type InTheWay = Arc<Mutex<BTreeSet<Id>>>;
 
 impl Refused {
     /// The reason, for people and programs.
@@ -27,6 +34,7 @@ impl Refused {
         match self {
             Refused::Protected => "the process itself has asked to be left alone".into(),
             Refused::Never => "its name is one of those to leave alone".into(),
+            Refused::InTheWay => "its memory is locked (it may wait for a disk or a server itself)".into(),
             Refused::Target(error) => error.to_string(),
         }
     }
@@ -55,17 +63,41 @@ pub struct Row {
 
 /// All there is to know between the first look and the last.
 pub struct Session {
-    pub fleet: Fleet<Other>,
+    pub fleet: Fleet<Noted>,
     job: Job,
+    whereabouts: Whereabouts,
+    in_the_way: InTheWay,
+    /// What sessions before this one have done.
+    before: Before,
     names: BTreeMap<Id, String>,
     refused: BTreeMap<Id, Refused>,
+}
+
+/// What was done before a session, by others in its place.
+#[derive(Debug, Clone, Copy)]
+pub struct Before {
     begin: Instant,
+    total: Tally,
+    budget_cpu_ns: u64,
+}
+
+impl Before {
+    /// Nothing.
+    pub fn nothing() -> Before {
+        Before { begin: Instant::now(), total: Tally::default(), budget_cpu_ns: 0 }
+    }
+
+    /// All that was known of the one that is left behind, which began with this.
+    pub fn and(self, total: Tally, overview: Overview) -> Before {
+        Before { begin: self.begin, total: total.of_former(), budget_cpu_ns: overview.budget_cpu_ns }
+    }
 }
 
 impl Session {
-    pub fn new(job: Job) -> Session {
+    /// For a thread whose `whereabouts` others can read. Those `in_the_way` are left alone.
+    pub fn new(job: Job, whereabouts: Whereabouts, in_the_way: InTheWay, before: Before) -> Session {
         let fleet = Fleet::new(job.options.clone(), &Kernel);
-        Session { fleet, job, names: BTreeMap::new(), refused: BTreeMap::new(), begin: Instant::now() }
+        Session { fleet, job, whereabouts, in_the_way, before, names: BTreeMap::new(), refused: BTreeMap::new() }
     }
 
     pub fn job(&self) -> &Job {
@@ -148,12 +180,15 @@ impl Session {
         if found.never {
             return Err(Refused::Never);
         }
+        if self.in_the_way.lock().unwrap_or_else(PoisonError::into_inner).contains(&found.id) {
+            return Err(Refused::InTheWay);
+        }
         let protected = protect::of(found.id.pid, found.id.start_ticks);
         if protected == Protected::All {
             return Err(Refused::Protected);
         }
-        let other = Other::open(found.id.pid, self.job.options.dry_run).map_err(Refused::Target)?;
-        self.fleet.admit(found.id, other, found.anonymous).trimmer_mut().exclude(exclusions(protected));
+        let noted = Noted::open(found.id, self.job.options.dry_run, &self.whereabouts).map_err(Refused::Target)?;
+        self.fleet.admit(found.id, noted, found.anonymous).trimmer_mut().exclude(exclusions(protected));
         Ok(())
     }
 
@@ -167,7 +202,7 @@ impl Session {
         let explicit = |id: &Id| self.job.selection.pids().contains(&id.pid);
         let failed = |refused: &Refused| match refused {
             Refused::Target(TargetError::Thread(_) | TargetError::Kernel(..)) => true,
-            Refused::Target(_) | Refused::Protected | Refused::Never => false,
+            Refused::Target(_) | Refused::Protected | Refused::Never | Refused::InTheWay => false,
         };
         if let Some((_, refused)) = self.refused.iter().find(|(id, refused)| explicit(id) && failed(refused)) {
             return Err(Failure::Failed(refused.reason()));
@@ -181,6 +216,11 @@ impl Session {
             Some((_, refused)) => Err(Failure::Impossible(refused.reason())),
             None => Ok(()),
         }
+    }
+
+    /// Whether a process that is in the way may be trimmed later.
+    pub fn waits(&self) -> bool {
+        self.refused.values().any(|refused| *refused == Refused::InTheWay)
     }
 
     /// How it stands now.
@@ -221,17 +261,19 @@ impl Session {
 
     /// The sums, those included that have ended.
     pub fn total(&self) -> Tally {
-        self.fleet.total()
+        let mut total = self.before.total;
+        total += self.fleet.total();
+        total
     }
 
     /// The command and its processes as a whole.
     pub fn overview(&self) -> Overview {
         Overview {
-            elapsed_ns: self.begin.elapsed().as_nanos() as u64,
+            elapsed_ns: self.before.begin.elapsed().as_nanos() as u64,
             members: self.fleet.members().count() as u64,
             refused: self.refused.len() as u64,
             due: self.fleet.due() as u64,
-            budget_cpu_ns: self.fleet.charged_ns(),
+            budget_cpu_ns: self.before.budget_cpu_ns + self.fleet.charged_ns(),
         }
     }
 }

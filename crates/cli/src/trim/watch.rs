@@ -2,7 +2,7 @@
 
 use super::hold::Wards;
 use super::metrics::Board;
-use super::session::{Report, Session};
+use super::session::Report;
 use super::worker::{Said, Worker};
 use super::{Arguments, Job, show};
 use crate::failure::Failure;
@@ -31,7 +31,7 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
     }
     let board = Board::default();
     // Before there is anything open that it should not have.
-    let worker = Worker::start(Session::new(job.clone()), board.clone())?;
+    let mut worker = Worker::start(job.clone(), board.clone())?;
     let metrics = job.metrics.as_ref().map(|address| board.serve(address)).transpose()?;
     // Groups don't wait for the first search, in which a process may be in the way for long.
     let mut wards = Wards::default();
@@ -41,7 +41,8 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
     let mut ready_by = Some(now_ns() + BEGIN.as_nanos() as u64);
     let mut heard_ns = now_ns();
     let result = 'watch: loop {
-        let until = wards.next_turn_ns().into_iter().chain(ready_by).fold(next_renewal, u64::min);
+        let others = wards.next_turn_ns().into_iter().chain(ready_by).chain(worker.next_look_ns());
+        let until = others.fold(next_renewal, u64::min);
         let ready = match service.wait(Some(until), wards.descriptors().chain([worker.descriptor()])) {
             Event::Due(ready) => ready,
             Event::Stop => break Ok(()),
@@ -81,7 +82,7 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
                     }
                 }
                 Said::Rushing { ticket } => wards.rushing(ticket),
-                Said::Rushed { ticket, rushed } => wards.rushed(ticket, rushed, &worker),
+                Said::Rushed { ticket, rushed } => wards.rushed(ticket, rushed, &mut worker),
                 Said::Interval(report) => reporter.interval(report)?,
                 Said::Over => break 'watch Ok(()),
                 Said::Failed(failure) => break 'watch Err(failure),
@@ -89,7 +90,7 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
                 Said::Ended(_) => {}
             }
         }
-        wards.see_to(&ready, &worker);
+        wards.see_to(&ready, &mut worker);
         board.change(|figures| figures.holds = wards.holds());
         if now_ns() >= next_renewal {
             next_renewal = now_ns() + job.options.interval.as_nanos() as u64;

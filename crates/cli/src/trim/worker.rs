@@ -3,22 +3,27 @@
 //!
 //! It has a table of open files of its own. A thread that waits for such a lock can't be ended, not by SIGKILL either, until it has it; with
 //! the process's table it would keep the guards of held groups from seeing that the process is at its end. (In containers that is refused.)
+//!
+//! A thread that waits too long is left behind, with the process that it waits for: another one takes its place, which leaves that process
+//! alone for as long as the first one waits. So nobody can keep others from being trimmed.
 
 use super::Job;
-use super::metrics::Board;
-use super::session::{Report, Session};
+use super::metrics::{Board, Figures};
+use super::noted::Whereabouts;
+use super::session::{Before as Sessions, InTheWay, Report, Session};
 use crate::failure::Failure;
 use nix::sched::CloneFlags;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pagecrew::group::relief::Rushed;
 use pagecrew::group::rushes::{Rush, Rushes};
 use pagecrew::sys::clock::{now_ns, thread_cpu_ns};
+use pagecrew::sys::thread::keep_descriptor;
 use pagecrew::trim::{Id, Kernel, Turn};
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// Looking for processes may take this share of the budget.
@@ -27,6 +32,9 @@ const REFRESH: f64 = 0.1;
 const FIGURES_NS: u64 = 1_000_000_000;
 /// So long it works before it hears what there is to hear.
 const SLICE_NS: u64 = 5_000_000;
+/// A thread that is at one process for so long is left behind; so many of them at most.
+const LONG_NS: u64 = 5_000_000_000;
+const BEHIND_MOST: usize = 16;
 
 /// What it is told.
 enum Command {
@@ -67,6 +75,21 @@ pub enum Said {
 
 /// A handle to the thread.
 pub struct Worker {
+    line: Line,
+    job: Job,
+    board: Board,
+    /// Those that are not over.
+    rushes: BTreeSet<u64>,
+    /// Its last report of an interval.
+    last: Option<Box<Report>>,
+    sessions: Sessions,
+    in_the_way: InTheWay,
+    /// Threads that wait, each for a process.
+    behind: Vec<(Id, Arc<Shared>)>,
+}
+
+/// The connection to one thread.
+struct Line {
     commands: Sender<Command>,
     said: Receiver<Said>,
     shared: Arc<Shared>,
@@ -74,6 +97,9 @@ pub struct Worker {
 
 struct Shared {
     stop: AtomicBool,
+    /// It has come to its end.
+    over: AtomicBool,
+    whereabouts: Whereabouts,
     /// CPU time that was used for the fleet elsewhere.
     spent_ns: AtomicU64,
     /// Ready when something was said.
@@ -81,44 +107,86 @@ struct Shared {
 }
 
 impl Worker {
-    /// Starts it. To be called while this process has few files open: copies of them are the thread's for good.
-    pub fn start(session: Session, board: Board) -> Result<Worker, Failure> {
-        let failed = |error: &dyn std::fmt::Display| Failure::Failed(format!("the thread that searches: {error}"));
-        let event =
-            EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(|error| failed(&error))?;
-        let shared = Arc::new(Shared { stop: AtomicBool::new(false), spent_ns: AtomicU64::new(0), event });
-        let (commands, heard) = channel();
-        let (saying, said) = channel();
-        let thread =
-            Thread { session, commands: heard, said: saying, shared: shared.clone(), rushes: Rushes::default(), board };
-        let (parted, has_parted) = channel::<()>();
-        let builder = std::thread::Builder::new().name("trim".into());
-        let run = move || {
-            // Refused by the filters of containers, where it goes on with the process's table.
-            let _ = nix::sched::unshare(CloneFlags::CLONE_FILES);
-            drop(parted);
-            thread.run();
-        };
-        builder.spawn(run).map_err(|error| failed(&error))?;
-        // What is opened from here on is not the thread's: this ends when the other side is dropped.
-        let _ = has_parted.recv();
-        Ok(Worker { commands, said, shared })
+    /// Starts it. To be called while this process has few files open: where a kernel (before 5.9) can't do better, copies of them are the
+    /// thread's for good.
+    pub fn start(job: Job, board: Board) -> Result<Worker, Failure> {
+        let (sessions, in_the_way) = (Sessions::nothing(), InTheWay::default());
+        let line = Line::start(&job, &board, sessions, &in_the_way)?;
+        Ok(Worker { line, job, board, rushes: BTreeSet::new(), last: None, sessions, in_the_way, behind: Vec::new() })
     }
 
     /// Ready when there is something to hear.
     pub fn descriptor(&self) -> (RawFd, libc::c_short) {
-        (self.shared.event.as_fd().as_raw_fd(), libc::POLLIN)
+        (self.line.shared.event.as_fd().as_raw_fd(), libc::POLLIN)
     }
 
-    /// What it has said since the last time.
-    pub fn heard(&self) -> Vec<Said> {
-        let _ = self.shared.event.read();
-        self.said.try_iter().collect()
+    /// When to hear it even if that is not ready.
+    pub fn next_look_ns(&self) -> Option<u64> {
+        self.line.shared.whereabouts.at().map(|(_, since_ns)| since_ns + LONG_NS)
+    }
+
+    /// What it has said since the last time. If it is in somebody's hands for too long, another one takes its place.
+    pub fn heard(&mut self) -> Vec<Said> {
+        let _ = self.line.shared.event.read();
+        let mut said: Vec<Said> = self.line.said.try_iter().collect();
+        for one in &said {
+            match one {
+                Said::Rushed { ticket, .. } => drop(self.rushes.remove(ticket)),
+                Said::Interval(report) => self.last = Some(report.clone()),
+                _ => {}
+            }
+        }
+        let mut in_the_way = self.in_the_way.lock().unwrap_or_else(PoisonError::into_inner);
+        self.behind.retain(|(id, shared)| {
+            let over = shared.over.load(Ordering::Relaxed);
+            if over {
+                in_the_way.remove(id);
+            }
+            !over
+        });
+        drop(in_the_way);
+        if let Some((id, since_ns)) = self.line.shared.whereabouts.at()
+            && now_ns() >= since_ns + LONG_NS
+            && self.behind.len() < BEHIND_MOST
+        {
+            said.push(Said::Trouble(self.leave_behind(id)));
+            let over = |ticket| Said::Rushed { ticket, rushed: Rushed::default() };
+            said.extend(std::mem::take(&mut self.rushes).into_iter().map(over));
+        }
+        said
+    }
+
+    /// Goes on without the thread that is at the process `id`. Says what that comes to.
+    fn leave_behind(&mut self, id: Id) -> String {
+        let name = format!("process {}", id.pid);
+        // As far as it was written down.
+        let mut figures = Figures::default();
+        self.board.change(|now| figures = *now);
+        let (total, overview) = match &self.last {
+            Some(report) if report.total.cpu_ns > figures.total.cpu_ns => (report.total, report.overview),
+            _ => (figures.total, figures.overview),
+        };
+        let sessions = self.sessions.and(total, overview);
+        self.in_the_way.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
+        match Line::start(&self.job, &self.board, sessions, &self.in_the_way) {
+            Ok(line) => {
+                let left = std::mem::replace(&mut self.line, line);
+                left.shared.stop.store(true, Ordering::Relaxed);
+                let _ = left.commands.send(Command::Wake);
+                self.behind.push((id, left.shared));
+                self.sessions = sessions;
+                format!(
+                    "{name}: its memory is locked (it may wait for a disk or a server itself), and the others are searched without it"
+                )
+            }
+            Err(failure) => format!("{name}: its memory is locked, and no process is searched meanwhile: {failure}"),
+        }
     }
 
     /// Searches the processes of `group` past the budget, before all others if tasks wait for it; [`Said::Rushing`] and
     /// [`Said::Rushed`] follow with the same `ticket`.
-    pub fn rush(&self, ticket: u64, group: &str, urgent: bool) {
+    pub fn rush(&mut self, ticket: u64, group: &str, urgent: bool) {
+        self.rushes.insert(ticket);
         self.tell(Command::Rush(Rush { ticket, group: group.to_owned(), urgent }));
     }
 
@@ -128,28 +196,30 @@ impl Worker {
     }
 
     /// Nobody waits for that rush any more, and nothing is said of it.
-    pub fn calm_down(&self, ticket: u64) {
+    pub fn calm_down(&mut self, ticket: u64) {
+        self.rushes.remove(&ticket);
         self.tell(Command::CalmDown { ticket });
     }
 
     /// From now on, this is the job.
-    pub fn change(&self, job: Job) {
+    pub fn change(&mut self, job: Job) {
+        self.job = job.clone();
         self.tell(Command::Change(Box::new(job)));
     }
 
     /// Charges CPU time that was used elsewhere.
     pub fn charge(&self, cpu_ns: u64) {
-        self.shared.spent_ns.fetch_add(cpu_ns, Ordering::Relaxed);
+        self.line.shared.spent_ns.fetch_add(cpu_ns, Ordering::Relaxed);
     }
 
     /// Ends it and returns its last report, unless it waits for something longer than `patience`: it then goes with the process.
     pub fn end(self, patience: Duration) -> Option<Box<Report>> {
-        self.shared.stop.store(true, Ordering::Relaxed);
+        self.line.shared.stop.store(true, Ordering::Relaxed);
         self.tell(Command::Wake);
         let until = now_ns() + patience.as_nanos() as u64;
         loop {
             let left = Duration::from_nanos(until.saturating_sub(now_ns()));
-            match self.said.recv_timeout(left) {
+            match self.line.said.recv_timeout(left) {
                 Ok(Said::Ended(report)) => return Some(report),
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
@@ -159,7 +229,48 @@ impl Worker {
 
     fn tell(&self, command: Command) {
         // If it has ended, it has said why.
-        let _ = self.commands.send(command);
+        let _ = self.line.commands.send(command);
+    }
+}
+
+impl Line {
+    fn start(job: &Job, board: &Board, sessions: Sessions, in_the_way: &InTheWay) -> Result<Line, Failure> {
+        let failed = |error: &dyn std::fmt::Display| Failure::Failed(format!("the thread that searches: {error}"));
+        let event =
+            EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(|error| failed(&error))?;
+        let shared = Arc::new(Shared {
+            stop: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            whereabouts: Whereabouts::default(),
+            spent_ns: AtomicU64::new(0),
+            event,
+        });
+        let (commands, heard) = channel();
+        let (saying, said) = channel();
+        let session = Session::new(job.clone(), shared.whereabouts.clone(), in_the_way.clone(), sessions);
+        let thread = Thread {
+            session,
+            commands: heard,
+            said: saying,
+            shared: shared.clone(),
+            rushes: Rushes::default(),
+            board: board.clone(),
+        };
+        let (parted, has_parted) = channel::<()>();
+        let builder = std::thread::Builder::new().name("trim".into());
+        let run = move || {
+            let event = thread.shared.event.as_fd().as_raw_fd();
+            // Refused by the filters of containers, where it goes on with the process's table.
+            if keep_descriptor(event).is_err() {
+                let _ = nix::sched::unshare(CloneFlags::CLONE_FILES);
+            }
+            drop(parted);
+            thread.run();
+        };
+        builder.spawn(run).map_err(|error| failed(&error))?;
+        // What is opened from here on is not the thread's: this ends when the other side is dropped.
+        let _ = has_parted.recv();
+        Ok(Line { commands, said, shared })
     }
 }
 
@@ -192,6 +303,7 @@ impl Thread {
             self.say(Said::Failed(failure));
         }
         self.say(Said::Ended(Box::new(self.session.report())));
+        self.shared.over.store(true, Ordering::Relaxed);
     }
 
     fn interval(&self) -> Duration {
@@ -272,6 +384,10 @@ impl Thread {
                 before = Some(self.begin(begin.rush));
             }
             pause = self.work();
+            // Perhaps it was left behind meanwhile.
+            if self.shared.stop.load(Ordering::Relaxed) {
+                return Ok(());
+            }
             if !self.session.fleet.rushing()
                 && let Some((ticket, before)) = self.rushes.over().zip(before.take())
             {
@@ -279,7 +395,8 @@ impl Thread {
             }
             if now_ns() >= next_refresh {
                 next_refresh = self.refresh();
-                if self.session.job().selection.only_numbers() && self.session.fleet.members().next().is_none() {
+                let nobody = self.session.fleet.members().next().is_none() && !self.session.waits();
+                if self.session.job().selection.only_numbers() && nobody {
                     self.say(Said::Over);
                 }
             }

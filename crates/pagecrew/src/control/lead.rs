@@ -140,6 +140,11 @@ impl Lead {
         self.gap.bytes = self.gap.bytes.clamp(bounds.least, bounds.most);
     }
 
+    /// From now on, what was free at the last look counts as this much: what has become more or less of it by now was not taken.
+    pub fn recount(&mut self, free: u64) {
+        self.last.free = free;
+    }
+
     /// The most that the gap may be now.
     pub fn most(&self) -> u64 {
         (self.last.free.saturating_add(self.last.files) / PARTS_FREE).clamp(self.bounds.least, self.bounds.most)

@@ -85,8 +85,15 @@ impl Member {
         self.plan.awake()
     }
 
-    /// A turn: a look, and a write if that is to be done.
-    pub fn turn(&mut self, heard: bool, most: f64, interrupter: Option<&Interrupter>, tell: &Listener) -> Turn {
+    /// A turn: a look, and a write if that is to be done. A group that is held may have no more than its `share`, whatever its limit is.
+    pub fn turn(
+        &mut self,
+        heard: bool,
+        most: f64,
+        share: Option<u64>,
+        interrupter: Option<&Interrupter>,
+        tell: &Listener,
+    ) -> Turn {
         let mut turn = Turn {
             next: Next::Gone,
             reclaimed: 0,
@@ -102,7 +109,7 @@ impl Member {
         if heard {
             self.plan.woken(now_ns());
         }
-        if let Err(error) = self.try_turn(&mut turn, interrupter, tell) {
+        if let Err(error) = self.try_turn(&mut turn, share, interrupter, tell) {
             self.plan.stop();
             turn.next = match error {
                 // What is missing for a moment says nothing of the group.
@@ -118,7 +125,13 @@ impl Member {
         turn
     }
 
-    fn try_turn(&mut self, turn: &mut Turn, interrupter: Option<&Interrupter>, tell: &Listener) -> Result<(), Errno> {
+    fn try_turn(
+        &mut self,
+        turn: &mut Turn,
+        share: Option<u64>,
+        interrupter: Option<&Interrupter>,
+        tell: &Listener,
+    ) -> Result<(), Errno> {
         self.signal.clear();
         let files = match &mut self.files {
             Some(files) => files,
@@ -127,9 +140,11 @@ impl Member {
         let found = files.look()?;
         let at_ns = now_ns();
         turn.stalls = self.stalls.replace(found.stalls).map_or(0, |before| found.stalls.saturating_sub(before));
+        let limit = found.limit.into_iter().chain(share).min().ok_or(Errno(libc::ENODEV))?;
         let look = Look {
             at_ns,
-            limit: found.limit.ok_or(Errno(libc::ENODEV))?,
+            limit,
+            held: share == Some(limit),
             usage: found.usage,
             reclaimed: self.reclaimed,
             stalls: found.stalls,
@@ -158,7 +173,10 @@ impl Member {
                 && at_ns - episode.since_ns >= TELL_AFTER.as_nanos() as u64
             {
                 episode.told = true;
-                tell(GroupEvent::Begun { group: self.group.path().to_owned(), demand, ahead });
+                // Of one that is held, that was said.
+                if share != Some(limit) {
+                    tell(GroupEvent::Begun { group: self.group.path().to_owned(), demand, ahead });
+                }
             }
             // Others may be due by now. What is to be done next, a look says.
             step.next_ns = Some(now);

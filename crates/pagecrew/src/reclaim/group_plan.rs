@@ -63,6 +63,8 @@ pub struct Look {
     pub at_ns: u64,
     /// The limit at which tasks have to reclaim.
     pub limit: u64,
+    /// It is held to that, and the kernel knows nothing of it.
+    pub held: bool,
     /// What is charged.
     pub usage: u64,
     /// Bytes that were reclaimed ahead so far.
@@ -300,7 +302,10 @@ impl Plan {
         };
         let bounds = bounds(look.limit, self.share, self.protected);
         match &mut self.law {
-            Some((law, last)) if last.limit == look.limit => {
+            Some((law, last)) if last.limit > 0 => {
+                if last.limit != look.limit {
+                    law.recount(look.limit.saturating_sub(last.usage));
+                }
                 law.bound(bounds);
                 let gap = law.note(seen);
                 let reclaimed = look.reclaimed.saturating_sub(last.reclaimed);
@@ -375,7 +380,8 @@ impl Episode {
         let reclaimed = look.reclaimed.saturating_sub(then.reclaimed);
         let returned = detail.returned.saturating_sub(before.returned);
         let returns = reclaimed > 0 && returned > RETURNED_LEAST && returned > reclaimed / RETURNED_SHARE;
-        let waits = reclaimed > 0 && !at_limit && spell.is_some_and(|spell| spell.waited);
+        // Where it is held, tasks wait for the machine's memory.
+        let waits = reclaimed > 0 && !at_limit && !look.held && spell.is_some_and(|spell| spell.waited);
         (returns || waits).then_some(Pause::Hurts)
     }
 }

@@ -15,6 +15,8 @@ const STEP: u64 = 100 * US;
 #[derive(Debug, Clone)]
 pub struct Group {
     pub limit: u64,
+    /// It is only held to that.
+    pub held: bool,
     pub usage: u64,
     /// Of the limit, what can't be reclaimed.
     pub fixed: u64,
@@ -40,6 +42,7 @@ impl Group {
     pub fn new(limit: u64) -> Group {
         Group {
             limit,
+            held: false,
             usage: limit,
             fixed: limit / 8,
             working_set: 0,
@@ -60,7 +63,7 @@ impl Group {
     fn step(&mut self, demand: u64) {
         let mut wanted = (u128::from(demand) * u128::from(STEP) / u128::from(SECOND)) as u64;
         loop {
-            let had = wanted.min(self.limit - self.usage);
+            let had = wanted.min(self.limit.saturating_sub(self.usage));
             self.usage += had;
             self.taken += had;
             wanted -= had;
@@ -83,6 +86,7 @@ impl Group {
         Look {
             at_ns,
             limit: self.limit,
+            held: self.held,
             usage: self.usage,
             reclaimed: self.reclaimed,
             stalls: self.stalls,
@@ -341,14 +345,18 @@ fn where_memory_comes_back_the_group_is_left_alone() {
 
 #[test]
 fn where_tasks_wait_for_what_comes_back_the_group_is_left_alone() {
-    let mut machine = Machine::new(vec![Group::new(16 * GIB)], 1, RATE, 0);
-    machine.run(2 * SECOND, |_, _| GIB / 4);
-    assert!(machine.pauses.is_empty() && machine.groups[0].0.reclaimed > 0);
-    for _ in 0..100 {
-        machine.groups[0].0.waited_us += 20_000;
-        machine.run(100 * MS, |_, _| GIB / 4);
+    // Not one that is held: its tasks wait for the machine's memory.
+    for held in [false, true] {
+        let mut machine = Machine::new(vec![Group { held, ..Group::new(16 * GIB) }], 1, RATE, 0);
+        machine.run(2 * SECOND, |_, _| GIB / 4);
+        assert!(machine.pauses.is_empty() && machine.groups[0].0.reclaimed > 0);
+        for _ in 0..100 {
+            machine.groups[0].0.waited_us += 20_000;
+            machine.run(100 * MS, |_, _| GIB / 4);
+        }
+        let hurts = machine.pauses.iter().any(|(_, pause)| *pause == Pause::Hurts);
+        assert_eq!(hurts, !held, "{:?}", machine.pauses);
     }
-    assert!(machine.pauses.iter().any(|(_, pause)| *pause == Pause::Hurts), "{:?}", machine.pauses);
 }
 
 #[test]
@@ -380,6 +388,21 @@ fn a_group_out_of_cpu_gets_none_of_others() {
     let more = machine.groups[0].0.reclaimed - before;
     assert!(more < 2 * GIB, "{}", more / MIB);
     assert!(machine.pauses.iter().all(|(_, pause)| *pause == Pause::Throttled) && machine.pauses.len() >= 3);
+}
+
+#[test]
+fn a_limit_that_is_lowered_again_and_again_is_kept_all_the_time() {
+    let mut machine = Machine::new(vec![Group::new(2 * GIB)], 1, RATE, 200 * US);
+    machine.run(2 * SECOND, |_, _| GIB);
+    let stalls = machine.stalls();
+    for _ in 0..40 {
+        machine.groups[0].0.limit -= 2 * MIB;
+        machine.run(SECOND / 4, |_, _| GIB);
+        let (group, plan) = &machine.groups[0];
+        assert!(plan.awake() && plan.demand() > GIB / 2 && plan.target() > 16 * MIB, "{plan:?}");
+        assert!(group.usage <= group.limit);
+    }
+    assert_eq!(machine.stalls(), stalls);
 }
 
 #[test]

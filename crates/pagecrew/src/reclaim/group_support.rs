@@ -53,7 +53,7 @@ pub fn attempt() -> Result<Vec<Version>, Unserved> {
     let mut served = Vec::new();
     let mut reason = Unserved::NoController;
     for mount in mounts::of_memory() {
-        match at(mount.point()) {
+        match version_at(mount.point()) {
             Ok(version) if served.contains(&version) => {}
             Ok(version) => served.push(version),
             Err(Unserved::NoController) => {}
@@ -64,7 +64,7 @@ pub fn attempt() -> Result<Vec<Version>, Unserved> {
 }
 
 /// The version of the hierarchy that is mounted at `point`, if its groups can be served.
-fn at(point: &Path) -> Result<Version, Unserved> {
+pub(super) fn version_at(point: &Path) -> Result<Version, Unserved> {
     let group = Group::at(point).ok().flatten().ok_or(Unserved::NoController)?;
     let version = group.version();
     if version == Version::V2 {
@@ -114,7 +114,7 @@ mod tests {
                 Ok(Version::V1) => tracepoint::number(PIECE).map(|_| Version::V1).map_err(Unserved::Refused),
                 other => other,
             };
-            assert_eq!(at(group(files).path()), expected, "{files:?}");
+            assert_eq!(version_at(group(files).path()), expected, "{files:?}");
         }
         // This machine's.
         let _ = attempt();

@@ -92,6 +92,11 @@ impl Tree {
         Ok((tree, changes))
     }
 
+    /// Whether the group with this directory is one of those that are meant.
+    pub fn means(&self, path: &Path) -> bool {
+        self.choice.has(path, &self.named)
+    }
+
     /// How many directories are not watched, because there are too many.
     pub fn left_out(&self) -> u64 {
         self.left_out

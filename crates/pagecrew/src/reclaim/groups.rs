@@ -2,11 +2,16 @@
 //!
 //! One thread listens to the kernel. A few *writers* take the groups whose turn it is: a write may take long, and the threads that see to nodes,
 //! signals and groups never wait for one. While no group has demand, all of them sleep.
+//!
+//! While the machine has demand, the listening thread looks a few times a second which group takes most, and holds it to what it has
+//! ([`super::group_share`]): to the writers, that is a limit like others.
 
 use super::group_files::{PIECE, Signal};
 use super::group_member::{Member, Next, Turn};
 use super::group_plan::Pause;
+use super::group_share::{Held, Share, Taker};
 use super::group_support::{self, Unserved};
+use super::group_survey::{Found, Survey};
 use super::group_tree::{Change, Choice, Tree};
 use super::group_turns::Turns;
 use crate::control::budget::Budget;
@@ -17,10 +22,11 @@ use crate::sys::clock::{now_ns, thread_cpu_ns};
 use crate::sys::interrupt::Interrupter;
 use crate::sys::{process, tracepoint};
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -33,6 +39,10 @@ const WRITERS_MOST: usize = 8;
 const CPUS: f64 = 0.5;
 /// At the end, writers are waited for so long. They have nothing to undo.
 const PATIENCE: Duration = Duration::from_millis(20);
+
+/// From one survey to the next; and no less than so many times what one takes.
+const SURVEY: Duration = Duration::from_millis(250);
+const SURVEY_SHARE: u32 = 50;
 
 /// What may be done for groups.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,6 +66,8 @@ figures! {
         reclaimed_bytes: u64, Counter Bytes, "Memory of groups that was reclaimed ahead.";
         stalls: u64, Counter Count, "Times that tasks of groups were at the limit and had to reclaim for themselves, while their group was looked at.";
         hurts: u64, Counter Count, "Times that a group was left alone for a while because what was reclaimed came back.";
+        held_bytes: u64, Gauge Bytes, "What the control group may have that takes most of what is taken while the machine has demand; 0 while none is held.";
+        holds: u64, Counter Count, "Times that a control group was held to what it had, because it took most of what was taken.";
         in_vain: u64, Counter Count, "Times that a group was left alone for a while because there was nothing to reclaim but what is in use.";
         cpu_ns key "cpu_seconds": u64, Counter Seconds, "CPU time of looks and writes.";
     }
@@ -86,6 +98,18 @@ pub enum GroupEvent {
         /// Why it is left alone although there may be demand.
         pause: Option<Pause>,
     },
+    /// A group takes most of what is taken while the machine has demand, and gets no more than it has.
+    Held {
+        /// Its directory.
+        group: PathBuf,
+        /// What it has, in bytes.
+        share: u64,
+    },
+    /// No longer.
+    LetGo {
+        /// Its directory.
+        group: PathBuf,
+    },
     /// There are more groups than are served.
     TooMany,
     /// Groups are served no longer, or not all of them, since the kernel refuses to say which there are.
@@ -106,6 +130,8 @@ struct Place {
     signal: Signal,
     /// `None` while a writer is at it.
     member: Option<Box<Member>>,
+    /// What it is held to.
+    share: Option<u64>,
     /// The kernel has said something that was not looked at yet.
     heard: bool,
 }
@@ -119,6 +145,8 @@ struct State {
     budget: Budget,
     /// No writer gets a turn before this, since the budget is used up.
     rest_until_ns: u64,
+    /// The group that is held.
+    held: Option<PathBuf>,
     standing: GroupStanding,
     too_many: bool,
     /// Until when somebody waits by the time; others wait until they are needed.
@@ -134,9 +162,28 @@ struct Shared {
     turn: Condvar,
     ended: Condvar,
     epoll: OwnedFd,
-    /// Written to when options have changed, and at the end.
+    /// Written to when options or the machine's demand have changed, and at the end.
     bell: OwnedFd,
+    demand: AtomicBool,
     tell: Listener,
+}
+
+/// What the listening thread does while the machine has demand.
+struct Surveys {
+    survey: Survey,
+    share: Share<PathBuf>,
+    next_ns: u64,
+}
+
+impl Surveys {
+    /// `None` where groups do not say what they take.
+    fn new() -> Option<Surveys> {
+        Some(Surveys { survey: Survey::new()?, share: Share::default(), next_ns: now_ns() })
+    }
+}
+
+fn timespec(ns: u64) -> Timespec {
+    Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
 }
 
 /// What the listening thread hears.
@@ -180,6 +227,7 @@ impl Groups {
             turns: Turns::default(),
             budget: Budget::new(Some(cpus as f64 * CPUS), None, now),
             rest_until_ns: 0,
+            held: None,
             standing: GroupStanding::default(),
             too_many: false,
             timed: None,
@@ -188,7 +236,15 @@ impl Groups {
             threads: 0,
         };
         let (turn, ended) = (Condvar::new(), Condvar::new());
-        let shared = Arc::new(Shared { state: Mutex::new(state), turn, ended, epoll, bell, tell });
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            turn,
+            ended,
+            epoll,
+            bell,
+            demand: AtomicBool::new(false),
+            tell,
+        });
         let groups = Groups { shared };
         groups.thread("groups".to_owned(), Shared::listener).map_err(failed)?;
         for number in 0..cpus.min(WRITERS_MOST) {
@@ -225,6 +281,13 @@ impl Groups {
         self.ring();
     }
 
+    /// Whether the machine has demand: reclaim in the background works for those who take memory. Waits for nobody.
+    pub fn demand(&self, demand: bool) {
+        if self.shared.demand.swap(demand, Relaxed) != demand {
+            self.ring();
+        }
+    }
+
     /// What says how it stands, for as long as that is wanted.
     pub fn standing(&self) -> impl Fn() -> GroupStanding + Send + Sync + use<> {
         let shared = self.shared.clone();
@@ -253,12 +316,12 @@ impl Shared {
         let mut tree = None;
         self.look_around(&mut tree);
         let mut events = Vec::with_capacity(256);
+        let mut surveys: Option<Surveys> = None;
         loop {
             events.clear();
-            let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None);
-            if waited.is_err() {
-                continue;
-            }
+            let pause = surveys.as_ref().map(|surveys| timespec(surveys.next_ns.saturating_sub(now_ns())));
+            // Interrupted is as good as late.
+            let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), pause.as_ref());
             let mut anew = false;
             for event in &events {
                 match event.data.u64() {
@@ -280,6 +343,70 @@ impl Shared {
             if anew {
                 self.look_around(&mut tree);
             }
+            let demand = self.demand.load(Relaxed);
+            if demand || surveys.as_ref().is_some_and(|surveys| surveys.share.holds()) {
+                match &mut surveys {
+                    None => surveys = Surveys::new(),
+                    Some(surveys) if now_ns() >= surveys.next_ns => self.survey(surveys, demand, tree.as_ref()),
+                    Some(_) => {}
+                }
+            } else if surveys.take().is_some() {
+                self.hold(None);
+            }
+        }
+    }
+
+    /// Finds out which group takes most, and holds it if it has its share.
+    fn survey(&self, surveys: &mut Surveys, demand: bool, tree: Option<&Tree>) {
+        let (begin, cpu) = (now_ns(), thread_cpu_ns());
+        let held = match surveys.survey.look(demand) {
+            Ok(Found { machine, taker }) => {
+                let meant = |taker: &Taker<PathBuf>| tree.is_some_and(|tree| tree.means(&taker.group));
+                surveys.share.note(machine, taker.filter(meant))
+            }
+            // The machine's state is not known, so nobody is held.
+            Err(_) => None,
+        };
+        self.hold(held);
+        let now = now_ns();
+        let pause = SURVEY.max(Duration::from_nanos(now - begin) * SURVEY_SHARE);
+        surveys.next_ns = now + pause.as_nanos() as u64;
+        self.lock().standing.cpu_ns += thread_cpu_ns() - cpu;
+    }
+
+    /// This group is held from now on, and no other.
+    fn hold(&self, held: Option<&Held<PathBuf>>) {
+        let before = self.lock().held.take_if(|before| held.is_none_or(|held| held.group != *before));
+        if let Some(group) = before {
+            let mut state = self.lock();
+            state.standing.held_bytes = 0;
+            let was_held = state.place(&group).is_some_and(|place| place.share.take().is_some());
+            drop(state);
+            // Without a limit of its own it is served no longer.
+            self.look_at(&group);
+            if was_held {
+                (self.tell)(GroupEvent::LetGo { group });
+            }
+        }
+        let Some(Held { group, share, .. }) = held else { return };
+        self.lock().held = Some(group.clone());
+        self.look_at(group);
+        let mut state = self.lock();
+        // It may have gone, or there are too many.
+        let Some(number) = state.by_path.get(group).copied() else { return };
+        let Some(place) = state.places.get_mut(&number) else { return };
+        let new = place.share.replace(*share).is_none();
+        // The kernel says nothing of a limit that it does not know.
+        if place.member.as_ref().is_some_and(|member| !member.awake()) {
+            place.heard = true;
+            state.turns.at(number, now_ns());
+            self.turn.notify_one();
+        }
+        state.standing.held_bytes = *share;
+        state.standing.holds += u64::from(new);
+        drop(state);
+        if new {
+            (self.tell)(GroupEvent::Held { group: group.clone(), share: *share });
         }
     }
 
@@ -325,9 +452,10 @@ impl Shared {
         }
     }
 
-    /// Serves the group from now on, if it has a limit, and no longer if not.
+    /// Serves the group from now on, if it has a limit or is held, and no longer if not.
     fn look_at(&self, path: &Path) {
-        let group = Group::at(path).ok().flatten().filter(|group| group.limit().is_some());
+        let held = self.lock().held.as_deref() == Some(path);
+        let group = Group::at(path).ok().flatten().filter(|group| held || group.limit().is_some());
         let Some(group) = group.filter(group_support::serves) else { return self.forget(path) };
         {
             let state = self.lock();
@@ -353,9 +481,10 @@ impl Shared {
         }
         state.next += 1;
         let member = Member::new(group, signal.clone(), state.options.most);
-        state
-            .places
-            .insert(number, Place { path: path.to_owned(), signal, member: Some(Box::new(member)), heard: false });
+        state.places.insert(
+            number,
+            Place { path: path.to_owned(), signal, member: Some(Box::new(member)), share: None, heard: false },
+        );
         state.by_path.insert(path.to_owned(), number);
         state.standing.listened_to += 1;
     }
@@ -399,7 +528,7 @@ impl Shared {
                 continue;
             };
             let most = state.options.most;
-            let Some((heard, mut member)) = state.taken(number) else { continue };
+            let Some((heard, share, mut member)) = state.taken(number) else { continue };
             if state.turns.next_ns().is_some() {
                 self.turn.notify_one();
             }
@@ -408,7 +537,7 @@ impl Shared {
                 interrupter = tracepoint::number(PIECE).and_then(Interrupter::new).ok();
             }
             let begin = thread_cpu_ns();
-            let turn = member.turn(heard, most, interrupter.as_ref(), &self.tell);
+            let turn = member.turn(heard, most, share, interrupter.as_ref(), &self.tell);
             state = self.lock();
             state.charge(thread_cpu_ns() - begin, &turn);
             let next = match turn.next {
@@ -462,10 +591,14 @@ impl Shared {
 }
 
 impl State {
-    /// The group whose turn it is, and whether the kernel has said something of it.
-    fn taken(&mut self, number: u64) -> Option<(bool, Box<Member>)> {
+    /// The group whose turn it is, whether the kernel has said something of it, and what it is held to.
+    fn taken(&mut self, number: u64) -> Option<(bool, Option<u64>, Box<Member>)> {
         let place = self.places.get_mut(&number)?;
-        Some((std::mem::take(&mut place.heard), place.member.take()?))
+        Some((std::mem::take(&mut place.heard), place.share, place.member.take()?))
+    }
+
+    fn place(&mut self, path: &Path) -> Option<&mut Place> {
+        self.places.get_mut(self.by_path.get(path)?)
     }
 
     fn charge(&mut self, cpu_ns: u64, turn: &Turn) {

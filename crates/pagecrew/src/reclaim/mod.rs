@@ -12,16 +12,23 @@
 //! - [`factor`]: the setting, with what puts it back whatever happens. [`support`]: whether it can be done. [`reclaimer`]: all of it together.
 //! - The same for control groups at their own limits, for which the kernel has no reclaim in the background: [`group_plan`] and [`group_turns`], pure;
 //!   [`group_files`], [`group_tree`], [`group_support`]; [`groups`]: the threads, and `group_member`: a turn of one group.
+//! - Whoever waits for reclaim no longer takes more of what is others': the group that takes most is held to what it has ([`group_share`], pure;
+//!   `group_survey`: which one that is). Programs that somebody names have what they have used of files dropped behind them ([`behind_plan`], pure;
+//!   [`behind`]).
 
+pub mod behind;
+pub mod behind_plan;
 #[cfg(test)]
 mod beside;
 pub mod factor;
 pub mod group_files;
 mod group_member;
 pub mod group_plan;
+pub mod group_share;
 #[cfg(test)]
 mod group_simulation;
 pub mod group_support;
+mod group_survey;
 pub mod group_tree;
 pub mod group_turns;
 pub mod groups;
@@ -32,6 +39,7 @@ pub mod support;
 pub mod urgency;
 pub mod watermarks;
 
+pub use behind::{Behind, BehindStanding};
 pub use factor::FactorError;
 pub use group_plan::Pause;
 pub use group_support::Unserved;

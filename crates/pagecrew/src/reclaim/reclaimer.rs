@@ -275,6 +275,11 @@ impl Reclaimer {
         self.standing
     }
 
+    /// Whether reclaim works for those who take memory, and nothing speaks against it.
+    pub fn has_demand(&self) -> bool {
+        self.plan.cause() != Cause::Rest && !self.plan.hurts(now_ns())
+    }
+
     /// Why the setting is as it is.
     pub fn cause(&self) -> Cause {
         self.plan.cause()

@@ -43,6 +43,31 @@ pub fn stat(text: &str, version_1: bool) -> Stat {
     stat
 }
 
+/// What a group has taken, by its `memory.stat`. In bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Taking {
+    /// Page cache on the kernel's lists.
+    pub files: u64,
+    /// What its tasks have taken so far: only a difference says something. In version 1, where the kernel counts a folio of any size once, it is
+    /// too little for what is read in large ones.
+    pub taken: u64,
+}
+
+/// What the text of `memory.stat` says of that. `None` where it has not what every kernel's has.
+pub fn taking(text: &str, version_1: bool) -> Option<Taking> {
+    let pages = |name: &str| field(text, name).map(|pages| pages.saturating_mul(PAGE_SIZE as u64));
+    let files = |inactive: &str, active: &str| Some(field(text, inactive)?.saturating_add(field(text, active)?));
+    if version_1 {
+        return Some(Taking {
+            files: files("total_inactive_file", "total_active_file")?,
+            taken: pages("total_pgpgin")?,
+        });
+    }
+    // What it has, and what was reclaimed of it.
+    let has = field(text, "anon")?.saturating_add(field(text, "file")?);
+    Some(Taking { files: files("inactive_file", "active_file")?, taken: has.saturating_add(pages("pgsteal")?) })
+}
+
 /// How often tasks were at the limit, `memory.max` or `memory.high`, so far: the text of `memory.events.local` or `memory.events`. `None` where
 /// it does not say.
 pub fn times_at_limit(text: &str) -> Option<u64> {
@@ -98,6 +123,18 @@ mod tests {
     }
 
     #[test]
+    fn what_groups_of_both_versions_take() {
+        assert_eq!(taking(V2, false), Some(Taking { files: 500_000, taken: 4096 + 8192 + 7 * PAGE }));
+        let text = format!("{V1}total_pgpgin 9\n");
+        assert_eq!(taking(&text, true), Some(Taking { files: 500_000, taken: 9 * PAGE }));
+        for (text, version_1) in
+            [("", false), ("", true), (V1, true), (V1, false), (V2, true), ("anon 1\nfile x\n", false)]
+        {
+            assert_eq!(taking(text, version_1), None, "{text}");
+        }
+    }
+
+    #[test]
     fn events_of_every_kernel() {
         assert_eq!(times_at_limit("low 0\nhigh 3\nmax 40\noom 0\noom_kill 0\n"), Some(43));
         assert_eq!(
@@ -119,6 +156,8 @@ mod tests {
             for text in [&text[..], V1.get(..cut).unwrap_or(V1), V2.get(..cut).unwrap_or(V2)] {
                 stat(text, true);
                 stat(text, false);
+                taking(text, true);
+                taking(text, false);
                 times_at_limit(text);
                 throttled(text);
                 stall_us(text);

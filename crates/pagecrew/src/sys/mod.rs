@@ -22,6 +22,7 @@ pub mod mount;
 pub mod nodes;
 pub mod numa;
 pub mod numa_maps;
+pub mod page_cache;
 mod page_size;
 pub mod pagemap;
 pub mod process;

@@ -75,7 +75,7 @@ const OF_SCAN: usize = 5;
 
 impl Tally {
     /// What stays of a process that is gone: what was done, and nothing of what is.
-    pub(super) fn of_former(&self) -> Tally {
+    pub fn of_former(&self) -> Tally {
         let left = Left { excluded: 0, file: 0, special: 0, resting: 0, unreadable: 0, ..self.left };
         Tally { huge_pages: 0, left, ..*self }
     }

@@ -1,0 +1,377 @@
+//! Which control group is held to what it has, so that a group that reads without end does not take the others' page cache: pure, what was found
+//! comes in as numbers.
+//!
+//! Readers that wait for their own reclaim are slow, which is what protects their neighbours. Where nobody waits any more, they take as much as
+//! the disk gives, and the kernel reclaims it from all. So while there is demand, a group that takes more than half of what is taken, and has
+//! half of all page cache already, gets no more than it has: what it takes further is reclaimed from itself, ahead of the others' memory. What
+//! others take meanwhile is room that it makes for them, down to half of the page cache: they may take back what they have lost before.
+//! One that has less than half may grow up to that, also at others' cost: that is its share.
+//!
+//! What protects a program whose page cache is worth something to it: what comes back after it was reclaimed ends it for half a minute
+//! ([`super::group_plan::Pause::Hurts`]), and so does memory that is free.
+
+/// Of what is taken, a group that is to be held takes more than this share.
+const OF_DEMAND: f64 = 0.5;
+/// And of all page cache it has at least this share when that begins, and while it goes on.
+const OF_FILES: f64 = 0.5;
+const OF_FILES_LATER: f64 = 0.25;
+/// Where more than this share of the memory is free, nobody needs to be held.
+const AMPLE: f64 = 0.1;
+/// What others have taken away from it is theirs, if it is more than this share of what it may have.
+const LOST: f64 = 1.0 / 16.0;
+/// So many surveys in a row it is not the one that takes most before it may have more again: loads pause.
+const SURVEYS: u32 = 8;
+/// What is reclaimed of a group is no demand of the machine any more. So it goes on without such demand, until less than this share of what the
+/// group has taken at its most is left of it.
+const LITTLE: f64 = 1.0 / 16.0;
+
+/// The machine, as a survey finds it. In bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Machine {
+    /// Whether reclaim in the background works for those who take memory.
+    pub demand: bool,
+    /// All memory.
+    pub total: u64,
+    /// What is free of it.
+    pub free: u64,
+    /// All page cache on the kernel's lists.
+    pub files: u64,
+}
+
+/// The group that takes more than half of what is taken. In bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Taker<G> {
+    /// Which.
+    pub group: G,
+    /// What is charged to it.
+    pub usage: u64,
+    /// Its page cache.
+    pub files: u64,
+    /// What it has taken since the last survey.
+    pub taken: u64,
+    /// And what others have.
+    pub others: u64,
+}
+
+/// Whether a group takes more than half of what all take, of whom each has taken so much.
+pub fn most(all: u64, taken: impl IntoIterator<Item = u64>) -> Option<usize> {
+    let (index, most) = taken.into_iter().enumerate().max_by_key(|&(_, taken)| taken)?;
+    (most as f64 > all as f64 * OF_DEMAND).then_some(index)
+}
+
+/// A group that is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held<G> {
+    /// Which.
+    pub group: G,
+    /// What it may have: page cache, and all else that it has.
+    pub share: u64,
+    /// Its page cache.
+    files: u64,
+    /// The most that it has taken from one survey to the next.
+    most: u64,
+    /// Surveys since it was the one that takes most.
+    absent: u32,
+}
+
+/// The one group that is held, if there is one.
+#[derive(Debug, Clone)]
+pub struct Share<G> {
+    held: Option<Held<G>>,
+}
+
+impl<G> Default for Share<G> {
+    /// Nobody is held.
+    fn default() -> Share<G> {
+        Share { held: None }
+    }
+}
+
+impl<G: Clone + Eq> Share<G> {
+    /// Whether somebody is held.
+    pub fn holds(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// Takes note of a survey. Says who is held from now on, if anybody.
+    pub fn note(&mut self, machine: Machine, taker: Option<Taker<G>>) -> Option<&Held<G>> {
+        if machine.free as f64 > machine.total as f64 * AMPLE {
+            self.held = None;
+            return None;
+        }
+        let has = |taker: &Taker<G>, share: f64| taker.files as f64 >= machine.files as f64 * share;
+        let little =
+            |held: &Held<G>, taker: &Taker<G>| !machine.demand && (taker.taken as f64) < held.most as f64 * LITTLE;
+        self.held = match (self.held.take(), taker) {
+            (Some(held), Some(taker)) if held.group == taker.group && !little(&held, &taker) => {
+                has(&taker, OF_FILES_LATER).then(|| held.goes_on(machine, &taker))
+            }
+            (Some(held), _) if held.absent + 1 < SURVEYS => Some(Held { absent: held.absent + 1, ..held }),
+            (_, Some(taker)) if machine.demand && has(&taker, OF_FILES) => {
+                Some(Held { group: taker.group, share: taker.usage, files: taker.files, most: taker.taken, absent: 0 })
+            }
+            _ => None,
+        };
+        self.held.as_ref()
+    }
+}
+
+impl<G> Held<G> {
+    fn goes_on(self, machine: Machine, taker: &Taker<G>) -> Held<G> {
+        let lost = (taker.files as f64) < self.files as f64 * (1.0 - LOST);
+        let files = if lost { taker.files } else { self.files };
+        let half = (machine.files as f64 * OF_FILES) as u64;
+        let files = files.saturating_sub(taker.others).max(half.min(files));
+        let share = files.saturating_add(taker.usage.saturating_sub(taker.files));
+        Held { share, files, most: self.most.max(taker.taken), absent: 0, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+
+    /// A group on a machine that is full of page cache.
+    #[derive(Debug, Clone, Default)]
+    struct Group {
+        /// Page cache that was used once, and that is used again and again.
+        once: u64,
+        often: u64,
+        /// What it has of its working set at most.
+        set: u64,
+        taken: u64,
+        lost: u64,
+    }
+
+    impl Group {
+        fn files(&self) -> u64 {
+            self.once + self.often
+        }
+
+        /// Loses `bytes`: what was used once goes first, as far as that is more than half of all it has; so do the kernel's lists.
+        fn lose(&mut self, bytes: u64) {
+            let once = bytes.min(self.once);
+            self.once -= once;
+            let often = (bytes - once).min(self.often);
+            self.often -= often;
+            self.lost += often;
+        }
+    }
+
+    /// A machine, whose kernel reclaims from all groups in proportion to what they have.
+    struct World {
+        memory: u64,
+        groups: Vec<Group>,
+        share: Share<usize>,
+        before: Vec<u64>,
+        /// Without it nobody is held.
+        holds: bool,
+        held: Vec<Option<usize>>,
+    }
+
+    impl World {
+        fn new(memory: u64, groups: usize) -> World {
+            World {
+                memory,
+                groups: vec![Group::default(); groups],
+                share: Share::default(),
+                before: vec![0; groups],
+                holds: true,
+                held: Vec::new(),
+            }
+        }
+
+        fn free(&self) -> u64 {
+            self.memory - self.groups.iter().map(Group::files).sum::<u64>()
+        }
+
+        /// A quarter of a second, in which group `number` reads `once` bytes that it does not use again, and what it lacks of its working set.
+        fn step(&mut self, once: &[u64]) {
+            let held = self.survey();
+            // In small portions, as all of them read at once.
+            for _ in 0..50 {
+                for (number, &read) in once.iter().enumerate() {
+                    let group = &mut self.groups[number];
+                    let back = (group.set - group.often).min(GIB / 8 / 50);
+                    let wanted = read / 50 + back;
+                    group.taken += wanted;
+                    if let Some(Held { share, .. }) = held.as_ref().filter(|held| held.group == number) {
+                        let over = (group.files() + wanted).saturating_sub(*share);
+                        group.lose(over);
+                    }
+                    let short = (wanted + self.memory / 100).saturating_sub(self.free());
+                    if short > 0 {
+                        let all: u64 = self.groups.iter().map(Group::files).sum();
+                        for group in &mut self.groups {
+                            group.lose((short as f64 * group.files() as f64 / all.max(1) as f64).ceil() as u64);
+                        }
+                    }
+                    let group = &mut self.groups[number];
+                    group.once += wanted - back;
+                    group.often += back;
+                }
+            }
+        }
+
+        fn survey(&mut self) -> Option<Held<usize>> {
+            let taken: Vec<u64> = self.groups.iter().map(|group| group.taken).collect();
+            let since: Vec<u64> = taken.iter().zip(&self.before).map(|(now, before)| now - before).collect();
+            self.before = taken;
+            let taker = most(since.iter().sum(), since.iter().copied()).map(|group| Taker {
+                group,
+                usage: self.groups[group].files(),
+                files: self.groups[group].files(),
+                taken: since[group],
+                others: since.iter().sum::<u64>() - since[group],
+            });
+            let files = self.groups.iter().map(Group::files).sum();
+            // What is reclaimed of a held group is no demand of the machine's.
+            let machine = Machine { demand: !self.share.holds(), total: self.memory, free: self.free(), files };
+            let held = self.share.note(machine, taker).copied().filter(|_| self.holds);
+            self.held.push(held.map(|held| held.group));
+            held
+        }
+    }
+
+    #[test]
+    fn a_hog_takes_less_of_its_neighbours_working_set() {
+        let mut lost = Vec::new();
+        for holds in [false, true] {
+            let mut world = World { holds, ..World::new(8 * GIB, 2) };
+            world.groups[1].set = 3 * GIB;
+            (0..80).for_each(|_| world.step(&[0, 0]));
+            assert_eq!(world.groups[1].often, 3 * GIB);
+            (0..400).for_each(|_| world.step(&[GIB, 0]));
+            lost.push(world.groups[1].lost);
+            // The hog is not held below half of the page cache.
+            assert!(world.groups[0].files() >= 3 * GIB, "{}", world.groups[0].files() / MIB);
+        }
+        assert!(lost[1] * 5 < lost[0], "{lost:?}");
+    }
+
+    #[test]
+    fn a_program_that_begins_gets_its_share() {
+        // Old page cache of a group that does nothing any more; then a program fills its own, of half the memory.
+        let mut world = World::new(8 * GIB, 2);
+        (0..60).for_each(|_| world.step(&[GIB, 0]));
+        world.groups[1].set = 7 * GIB / 2;
+        (0..600).for_each(|_| world.step(&[0, 0]));
+        assert!(world.groups[1].often > 3 * GIB, "{}", world.groups[1].often / MIB);
+        assert!(world.held.iter().rev().take(300).all(Option::is_none));
+    }
+
+    #[test]
+    fn of_many_that_take_as_much_none_is_held() {
+        let mut world = World::new(8 * GIB, 5);
+        (0..400).for_each(|_| world.step(&[GIB / 4; 5]));
+        assert!(world.held.iter().all(Option::is_none));
+    }
+
+    fn machine(free: u64) -> Machine {
+        Machine { demand: true, total: 24 * GIB, free, files: 8 * GIB }
+    }
+
+    fn taker(group: u8, usage: u64) -> Option<Taker<u8>> {
+        Some(Taker { group, usage, files: usage, taken: GIB, others: 0 })
+    }
+
+    fn share(held: Option<&Held<u8>>) -> Option<(u8, u64)> {
+        held.map(|held| (held.group, held.share))
+    }
+
+    #[test]
+    fn what_was_freed_elsewhere_ends_it() {
+        let mut law = Share::default();
+        assert_eq!(share(law.note(machine(GIB), taker(1, 5 * GIB))), Some((1, 5 * GIB)));
+        assert_eq!(share(law.note(machine(3 * GIB), taker(1, 5 * GIB))), None);
+        // What it has then is what it may have.
+        assert_eq!(share(law.note(machine(GIB), taker(1, 6 * GIB))), Some((1, 6 * GIB)));
+    }
+
+    #[test]
+    fn a_pause_of_a_second_ends_nothing_and_what_others_have_got_is_theirs() {
+        let mut law = Share::default();
+        law.note(machine(GIB), taker(1, 5 * GIB));
+        for _ in 1..SURVEYS {
+            assert_eq!(share(law.note(machine(GIB), None)), Some((1, 5 * GIB)));
+        }
+        assert_eq!(share(law.note(machine(GIB), taker(1, 4 * GIB))), Some((1, 4 * GIB)));
+        assert_eq!(share(law.note(machine(GIB), taker(1, 4 * GIB - MIB))), Some((1, 4 * GIB)), "it moves a little");
+        for _ in 1..SURVEYS {
+            law.note(machine(GIB), taker(2, 7 * GIB));
+        }
+        // Somebody else takes most by now.
+        assert_eq!(share(law.note(machine(GIB), taker(2, 7 * GIB))), Some((2, 7 * GIB)));
+        assert_eq!(share(law.note(machine(GIB), taker(2, GIB))), None, "it has little left");
+    }
+
+    #[test]
+    fn without_demand_of_the_machine_it_goes_on_as_long_as_much_is_taken() {
+        let rest = Machine { demand: false, ..machine(GIB) };
+        let mut law = Share::default();
+        assert_eq!(share(law.note(rest, taker(1, 5 * GIB))), None, "nobody needs it");
+        law.note(machine(GIB), taker(1, 5 * GIB));
+        let takes = |taken| taker(1, 5 * GIB).map(|taker| Taker { taken, ..taker });
+        for _ in 0..100 {
+            assert_eq!(share(law.note(rest, takes(GIB / 8))), Some((1, 5 * GIB)));
+        }
+        for _ in 1..SURVEYS {
+            assert!(law.note(rest, takes(GIB / 32)).is_some());
+        }
+        assert_eq!(share(law.note(rest, takes(GIB / 32))), None);
+    }
+
+    #[test]
+    fn what_is_no_page_cache_may_grow() {
+        let mut law = Share::default();
+        law.note(machine(GIB), taker(1, 5 * GIB));
+        let grown = taker(1, 5 * GIB).map(|taker| Taker { usage: 9 * GIB, others: GIB / 2, ..taker });
+        assert_eq!(share(law.note(machine(GIB), grown)), Some((1, 17 * GIB / 2)));
+    }
+
+    #[test]
+    fn most_is_more_than_half() {
+        assert_eq!(most(100, [10, 51, 39]), Some(1));
+        assert_eq!(most(100, [50, 50]), None);
+        assert_eq!(most(0, [0, 0]), None);
+        assert_eq!(most(0, []), None);
+    }
+
+    proptest! {
+        #[test]
+        fn nobody_is_held_to_less_than_half_and_to_less_than_he_has_only_for_others(
+            surveys in proptest::collection::vec((0u64..24, 0u64..24, proptest::option::of((0u8..3, 0u64..24, 0u64..24, 0u64..24))), 1..100),
+        ) {
+            let mut law = Share::default();
+            for (free, files, taker) in surveys {
+                let machine = Machine { demand: true, total: 24 * GIB, free: free * GIB, files: files * GIB };
+                let taker = taker.map(|(group, rest, files, others)| Taker {
+                    group,
+                    usage: (rest + files) * GIB,
+                    files: files * GIB,
+                    taken: GIB,
+                    others: others * GIB,
+                });
+                let before = law.held;
+                let held = law.note(machine, taker).copied();
+                if let Some(held) = held {
+                    match taker.filter(|taker| taker.group == held.group) {
+                        Some(taker) if before.is_some_and(|before| before.group == held.group) => {
+                            let before = before.map_or(0, |before| before.files).min(taker.files);
+                            prop_assert!(held.files + taker.others >= before);
+                            prop_assert!(held.files >= (machine.files / 2).min(before));
+                            prop_assert_eq!(held.share - held.files, taker.usage - taker.files);
+                        }
+                        Some(taker) => prop_assert_eq!(held.share, taker.usage),
+                        None => prop_assert_eq!(before.map(|before| (before.group, before.share)), Some((held.group, held.share))),
+                    }
+                    prop_assert!(free * 10 <= 24);
+                }
+            }
+        }
+    }
+}

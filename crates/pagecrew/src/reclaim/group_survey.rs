@@ -1,0 +1,200 @@
+//! Which control group takes most of what is taken: read from the top down, a level at a time, as far as one takes more than half.
+//!
+//! What a group has taken is known by its `memory.stat`. A survey reads that of the groups at the top, and of those inside the one that takes
+//! most, and compares with the last survey. So a group deep down is known after as many surveys, and a machine with thousands costs no more than
+//! one with dozens.
+
+use super::group_share::{Machine, Taker, most};
+use super::group_support::version_at;
+use crate::group::{Group, Version, mounts};
+use crate::sys::group_memory::{self, Taking};
+use crate::sys::{Errno, nodes};
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// So many groups inside one are looked at, at most.
+const INSIDE_MOST: usize = 1000;
+/// And so many levels.
+const LEVELS_MOST: usize = 32;
+
+/// The groups as they were found the last time.
+#[derive(Debug)]
+pub(super) struct Survey {
+    top: PathBuf,
+    version: Version,
+    before: HashMap<PathBuf, u64>,
+}
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Found {
+    pub machine: Machine,
+    /// A group without others inside that takes more than half of what is taken; `None` also where that is not known yet.
+    pub taker: Option<Taker<PathBuf>>,
+}
+
+/// A group, with what it has taken since the last survey; `None` where it was not looked at then.
+struct Seen {
+    path: PathBuf,
+    files: u64,
+    since: Option<u64>,
+}
+
+impl Survey {
+    /// Of the hierarchy whose groups can be served; `None` where there is none.
+    pub fn new() -> Option<Survey> {
+        let top = |mount: &mounts::Mount| {
+            let version = version_at(mount.point()).ok()?;
+            Some(Survey { top: mount.point().to_owned(), version, before: HashMap::new() })
+        };
+        mounts::of_memory().iter().find_map(top)
+    }
+
+    /// A survey. Whether there is `demand` of the machine's is not found out here.
+    ///
+    /// # Errors
+    /// Those of reading what the machine and the top of the hierarchy have; `ENODATA` where the kernel says it of no top.
+    pub fn look(&mut self, demand: bool) -> Result<Found, Errno> {
+        let nodes = nodes::read(Path::new("/"))?;
+        // The one with the least left.
+        let scarce = nodes.iter().min_by(|a, b| {
+            let left = |node: &nodes::Node| node.free as f64 / node.total as f64;
+            left(a).total_cmp(&left(b))
+        });
+        let scarce = scarce.ok_or(Errno(libc::ENODATA))?;
+        let mut now = HashMap::new();
+        let top = self.see(self.top.clone(), &mut now).ok_or(Errno(libc::ENODATA))?;
+        let machine = Machine { demand, total: scarce.total, free: scarce.free, files: top.files };
+        let taker = self.descend(&top, &mut now);
+        self.before = now;
+        Ok(Found { machine, taker })
+    }
+
+    fn descend(&self, top: &Seen, now: &mut HashMap<PathBuf, u64>) -> Option<Taker<PathBuf>> {
+        let mut inside = self.inside(&top.path, now);
+        for _ in 0..LEVELS_MOST {
+            let taken = inside.iter().map(|seen| seen.since.unwrap_or(0));
+            let all = top.since?;
+            let index = most(all, taken)?;
+            let Seen { path, files, since } = inside.swap_remove(index);
+            inside = self.inside(&path, now);
+            if inside.is_empty() {
+                let usage = Group::at(&path).ok()??.usage().ok()?;
+                let taken = since.unwrap_or(0);
+                return Some(Taker { group: path, usage, files, taken, others: all.saturating_sub(taken) });
+            }
+        }
+        None
+    }
+
+    /// The groups right inside one, as far as the memory controller knows them.
+    fn inside(&self, path: &Path, now: &mut HashMap<PathBuf, u64>) -> Vec<Seen> {
+        let Ok(entries) = fs::read_dir(path) else { return Vec::new() };
+        let directories = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        directories.take(INSIDE_MOST).filter_map(|entry| self.see(entry.path(), now)).collect()
+    }
+
+    fn see(&self, path: PathBuf, now: &mut HashMap<PathBuf, u64>) -> Option<Seen> {
+        let text = fs::read_to_string(path.join("memory.stat")).ok()?;
+        let Taking { files, taken } = group_memory::taking(&text, self.version == Version::V1)?;
+        now.insert(path.clone(), taken);
+        // What goes back may make it fall.
+        let since = self.before.get(&path).map(|before| taken.saturating_sub(*before));
+        Some(Seen { path, files, since })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = crate::sys::PAGE_SIZE as u64;
+
+    /// A made-up hierarchy of version 2.
+    struct MadeUp {
+        top: tempfile::TempDir,
+        survey: Survey,
+    }
+
+    impl MadeUp {
+        fn new(groups: &[&str]) -> MadeUp {
+            let top = tempfile::tempdir().unwrap();
+            groups.iter().for_each(|name| fs::create_dir_all(top.path().join(name)).unwrap());
+            let survey = Survey { top: top.path().to_owned(), version: Version::V2, before: HashMap::new() };
+            MadeUp { top, survey }
+        }
+
+        /// A group has so many pages of files, and so many were reclaimed of it so far.
+        fn set(&self, name: &str, files: u64, reclaimed: u64) {
+            let path = self.top.path().join(name);
+            let text =
+                format!("anon 0\nfile {0}\ninactive_file {0}\nactive_file 0\npgsteal {reclaimed}\n", files * PAGE);
+            fs::write(path.join("memory.stat"), text).unwrap();
+            fs::write(path.join("cgroup.procs"), "").unwrap();
+            fs::write(path.join("cgroup.controllers"), "memory\n").unwrap();
+            fs::write(path.join("memory.current"), format!("{}\n", files * PAGE)).unwrap();
+        }
+
+        /// Name and usage in pages.
+        fn taker(&mut self) -> Option<(String, u64)> {
+            let taker = self.survey.look(true).unwrap().taker?;
+            let name = taker.group.strip_prefix(self.top.path()).unwrap().to_str().unwrap().to_owned();
+            Some((name, taker.usage / PAGE))
+        }
+    }
+
+    #[test]
+    fn the_one_that_takes_most_is_found_a_level_at_a_time() {
+        let mut made_up = MadeUp::new(&["system/db", "system/backup", "user"]);
+        let groups = ["", "system", "system/db", "system/backup", "user"];
+        let round = |made_up: &MadeUp, round: u64| {
+            // The backup reads 70 of 100 pages.
+            for (name, share) in groups.into_iter().zip([100, 90, 20, 70, 10]) {
+                made_up.set(name, 1000, round * share);
+            }
+        };
+        round(&made_up, 1);
+        assert_eq!(made_up.taker(), None, "there is nothing to compare with");
+        round(&made_up, 2);
+        assert_eq!(made_up.taker(), None, "the groups inside were not looked at");
+        round(&made_up, 3);
+        let found = made_up.survey.look(true).unwrap();
+        let taker = found.taker.unwrap();
+        assert!(taker.group.ends_with("system/backup"), "{taker:?}");
+        assert_eq!((taker.usage, found.machine.files), (1000 * PAGE, 1000 * PAGE));
+        assert_eq!((taker.taken, taker.others), (70 * PAGE, 30 * PAGE));
+        // Nothing was taken since.
+        assert_eq!(made_up.taker(), None);
+    }
+
+    #[test]
+    fn where_several_share_it_nobody_is_found() {
+        let mut made_up = MadeUp::new(&["system/a", "system/b", "system/c"]);
+        for round in 1..6 {
+            for (name, share) in
+                ["", "system", "system/a", "system/b", "system/c"].into_iter().zip([90, 90, 30, 30, 30])
+            {
+                made_up.set(name, 1000, round * share);
+            }
+            assert_eq!(made_up.taker(), None);
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_takes_nothing() {
+        let mut made_up = MadeUp::new(&["a", "b"]);
+        assert_eq!(made_up.survey.look(true), Err(Errno(libc::ENODATA)));
+        made_up.set("", 5, 0);
+        made_up.set("a", 5, 0);
+        assert_eq!(made_up.taker(), None);
+        made_up.set("", 1, 100);
+        made_up.set("a", 1, 100);
+        fs::write(made_up.top.path().join("b/memory.stat"), "x").unwrap();
+        assert_eq!(made_up.taker(), Some(("a".to_owned(), 1)));
+        // It has gone.
+        fs::remove_dir_all(made_up.top.path().join("a")).unwrap();
+        made_up.set("", 1, 200);
+        assert_eq!(made_up.taker(), None);
+    }
+}
