@@ -54,7 +54,11 @@ impl Target {
     }
 
     fn with_stride(mib: usize, stride: usize, manner: &str) -> (Target, usize) {
-        let mut command = Command::new(sparse_program());
+        Target::of(&sparse_program(), mib, stride, manner)
+    }
+
+    fn of(program: &Path, mib: usize, stride: usize, manner: &str) -> (Target, usize) {
+        let mut command = Command::new(program);
         command.args([&mib.to_string(), &stride.to_string()]).args((!manner.is_empty()).then_some(manner));
         let mut target = Target::start(&mut command);
         let line = target.line();
@@ -271,12 +275,16 @@ fn a_watch_goes_on_until_it_is_told_to_end() {
 /// itself when it can be.
 #[test]
 fn a_process_that_is_in_the_way_is_left_behind() {
-    static FILE: OnceLock<PathBuf> = OnceLock::new();
+    static LOCKED: OnceLock<PathBuf> = OnceLock::new();
+    static SPARSE: OnceLock<PathBuf> = OnceLock::new();
     if !works() {
         return;
     }
-    let locked = program("locked", include_str!("trim/locked.c"), &FILE);
-    let ((first, _), (second, _)) = (Target::sparse(MIB, ""), Target::sparse(MIB, ""));
+    let locked = program("locked", include_str!("trim/locked.c"), &LOCKED);
+    // Of a name of their own: another test trims by the other one.
+    let sparse = program("sparse-beside", include_str!("trim/sparse.c"), &SPARSE);
+    let start = || Target::of(&sparse, MIB, 50 << 10, "").0;
+    let (first, second) = (start(), start());
     let pids = [first.pid(), second.pid()];
     let options = ["--interval", "200ms", "--cpu", "50", "--json"];
     let watch = pagecrew(&[&["trim", "--watch", "--pid", &pids[0], "--pid", &pids[1]], &options[..]].concat());

@@ -22,8 +22,9 @@ const GET: u8 = 1;
 const OF_THREAD: u16 = 1;
 const ABOUT_THREAD: u16 = 4;
 const FIGURES: u16 = 3;
-/// Where `freepages_delay_total` is in `struct taskstats` (version 4 and later): nanoseconds.
+/// Where `freepages_delay_total` is in `struct taskstats` (version 4 and later, but 15, which had others in between): nanoseconds.
 const RECLAIM: usize = 320;
+const OTHER_VERSION: u16 = 15;
 
 /// What asks the kernel.
 pub struct Delays {
@@ -125,6 +126,10 @@ fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
 /// By what is said of a thread.
 fn reclaim_ns(about: &[u8]) -> Option<u64> {
     let figures = attribute(about, FIGURES)?;
+    let version = u16::from_ne_bytes(figures.get(..2)?.try_into().ok()?);
+    if version == OTHER_VERSION {
+        return None;
+    }
     Some(u64::from_ne_bytes(figures.get(RECLAIM..RECLAIM + 8)?.try_into().ok()?))
 }
 

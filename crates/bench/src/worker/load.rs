@@ -120,7 +120,7 @@ fn use_files(directory: &Path, number: usize, kind: Kind) -> Result<()> {
         return (0..DIRECTORIES).try_for_each(|index| look_at_names(directory, (number * 7 + index) % DIRECTORIES));
     }
     let path = directory.join((number % FILES).to_string());
-    let mut file = OpenOptions::new().read(true).write(kind == Kind::Written).open(path)?;
+    let mut file = OpenOptions::new().read(true).write(matches!(kind, Kind::Written | Kind::Mapped)).open(path)?;
     let len = file.metadata()?.len();
     // A tenth of the file apart.
     let begin = (number / FILES) as u64 * (len / 10) % len.max(1);

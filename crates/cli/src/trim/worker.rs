@@ -33,8 +33,10 @@ const FIGURES_NS: u64 = 1_000_000_000;
 /// So long it works before it hears what there is to hear.
 const SLICE_NS: u64 = 5_000_000;
 /// A thread that is at one process for so long is left behind; so many of them at most.
-const LONG_NS: u64 = 5_000_000_000;
+const LONG_NS: u64 = 2_000_000_000;
 const BEHIND_MOST: usize = 16;
+/// Where no other thread can be had, it is tried again after so long.
+const AGAIN_NS: u64 = 10_000_000_000;
 
 /// What it is told.
 enum Command {
@@ -86,6 +88,8 @@ pub struct Worker {
     in_the_way: InTheWay,
     /// Threads that wait, each for a process.
     behind: Vec<(Id, Arc<Shared>)>,
+    /// No other thread is tried before this.
+    again_ns: u64,
 }
 
 /// The connection to one thread.
@@ -111,8 +115,9 @@ impl Worker {
     /// thread's for good.
     pub fn start(job: Job, board: Board) -> Result<Worker, Failure> {
         let (sessions, in_the_way) = (Sessions::nothing(), InTheWay::default());
-        let line = Line::start(&job, &board, sessions, &in_the_way)?;
-        Ok(Worker { line, job, board, rushes: BTreeSet::new(), last: None, sessions, in_the_way, behind: Vec::new() })
+        let line = Line::start(&job, &board, sessions, &in_the_way, true)?;
+        let (rushes, behind) = (BTreeSet::new(), Vec::new());
+        Ok(Worker { line, job, board, rushes, last: None, sessions, in_the_way, behind, again_ns: 0 })
     }
 
     /// Ready when there is something to hear.
@@ -122,7 +127,8 @@ impl Worker {
 
     /// When to hear it even if that is not ready.
     pub fn next_look_ns(&self) -> Option<u64> {
-        self.line.shared.whereabouts.at().map(|(_, since_ns)| since_ns + LONG_NS)
+        let at = self.line.shared.whereabouts.at().filter(|_| self.behind.len() < BEHIND_MOST);
+        at.map(|(_, since_ns)| (since_ns + LONG_NS).max(self.again_ns))
     }
 
     /// What it has said since the last time. If it is in somebody's hands for too long, another one takes its place.
@@ -146,18 +152,16 @@ impl Worker {
         });
         drop(in_the_way);
         if let Some((id, since_ns)) = self.line.shared.whereabouts.at()
-            && now_ns() >= since_ns + LONG_NS
+            && now_ns() >= (since_ns + LONG_NS).max(self.again_ns)
             && self.behind.len() < BEHIND_MOST
         {
-            said.push(Said::Trouble(self.leave_behind(id)));
-            let over = |ticket| Said::Rushed { ticket, rushed: Rushed::default() };
-            said.extend(std::mem::take(&mut self.rushes).into_iter().map(over));
+            said.extend(self.leave_behind(id));
         }
         said
     }
 
     /// Goes on without the thread that is at the process `id`. Says what that comes to.
-    fn leave_behind(&mut self, id: Id) -> String {
+    fn leave_behind(&mut self, id: Id) -> Vec<Said> {
         let name = format!("process {}", id.pid);
         // As far as it was written down.
         let mut figures = Figures::default();
@@ -168,18 +172,25 @@ impl Worker {
         };
         let sessions = self.sessions.and(total, overview);
         self.in_the_way.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
-        match Line::start(&self.job, &self.board, sessions, &self.in_the_way) {
+        match Line::start(&self.job, &self.board, sessions, &self.in_the_way, false) {
             Ok(line) => {
                 let left = std::mem::replace(&mut self.line, line);
                 left.shared.stop.store(true, Ordering::Relaxed);
                 let _ = left.commands.send(Command::Wake);
                 self.behind.push((id, left.shared));
                 self.sessions = sessions;
-                format!(
-                    "{name}: its memory is locked (it may wait for a disk or a server itself), and the others are searched without it"
-                )
+                let what = "its memory is locked (it may wait for a disk or a server itself), and the others are searched without it";
+                let over = |ticket| Said::Rushed { ticket, rushed: Rushed::default() };
+                let mut said = vec![Said::Trouble(format!("{name}: {what}"))];
+                said.extend(std::mem::take(&mut self.rushes).into_iter().map(over));
+                said
             }
-            Err(failure) => format!("{name}: its memory is locked, and no process is searched meanwhile: {failure}"),
+            Err(failure) => {
+                self.again_ns = now_ns() + AGAIN_NS;
+                self.in_the_way.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+                let what = "its memory is locked, and no process is searched meanwhile";
+                vec![Said::Trouble(format!("{name}: {what}: {failure}"))]
+            }
         }
     }
 
@@ -234,7 +245,14 @@ impl Worker {
 }
 
 impl Line {
-    fn start(job: &Job, board: &Board, sessions: Sessions, in_the_way: &InTheWay) -> Result<Line, Failure> {
+    /// The `first` one of a watch finds out whether it makes sense at all.
+    fn start(
+        job: &Job,
+        board: &Board,
+        sessions: Sessions,
+        in_the_way: &InTheWay,
+        first: bool,
+    ) -> Result<Line, Failure> {
         let failed = |error: &dyn std::fmt::Display| Failure::Failed(format!("the thread that searches: {error}"));
         let event =
             EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(|error| failed(&error))?;
@@ -255,6 +273,7 @@ impl Line {
             shared: shared.clone(),
             rushes: Rushes::default(),
             board: board.clone(),
+            first,
         };
         let (parted, has_parted) = channel::<()>();
         let builder = std::thread::Builder::new().name("trim".into());
@@ -290,6 +309,7 @@ struct Thread {
     rushes: Rushes,
     /// Where it writes down its figures.
     board: Board,
+    first: bool,
 }
 
 impl Thread {
@@ -322,11 +342,13 @@ impl Thread {
 
     fn watch(&mut self) -> Result<(), Failure> {
         match self.session.refresh().1 {
-            Some(failure) if self.session.fleet.members().next().is_none() => return Err(failure),
+            Some(failure) if self.first && self.session.fleet.members().next().is_none() => return Err(failure),
             Some(failure) => self.say(Said::Trouble(failure.to_string())),
             None => {}
         }
-        self.session.check()?;
+        if self.first {
+            self.session.check()?;
+        }
         self.say(Said::Begun);
         let mut before: Option<Before> = None;
         let mut next_report = now_ns() + self.interval().as_nanos() as u64;
@@ -334,6 +356,10 @@ impl Thread {
         let mut next_figures = 0;
         let mut pause = Duration::ZERO;
         loop {
+            // Perhaps it was left behind meanwhile: what it has to say is of no interest then.
+            if self.shared.stop.load(Ordering::Relaxed) {
+                return Ok(());
+            }
             if now_ns() >= next_figures {
                 next_figures = now_ns() + FIGURES_NS;
                 self.write_down();
@@ -384,10 +410,6 @@ impl Thread {
                 before = Some(self.begin(begin.rush));
             }
             pause = self.work();
-            // Perhaps it was left behind meanwhile.
-            if self.shared.stop.load(Ordering::Relaxed) {
-                return Ok(());
-            }
             if !self.session.fleet.rushing()
                 && let Some((ticket, before)) = self.rushes.over().zip(before.take())
             {

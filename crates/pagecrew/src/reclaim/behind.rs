@@ -5,10 +5,11 @@
 //! other, what is behind the position is dropped ([`super::behind_plan`]). Nothing is asked of the program, and what is mapped or has yet to be
 //! written stays. Files are opened for a moment only, so that nobody's unmounting fails for it.
 
-use super::behind_plan::Reading;
+use super::behind_plan::{Drop as Dropping, Reading};
 use crate::stats::figures;
 use crate::sys::clock::{now_ns, thread_cpu_ns};
 use crate::sys::process::start_ticks;
+use crate::sys::thread::leave_descriptors;
 use crate::sys::{Errno, page_cache, process_list};
 use rustix::fs::{Mode, OFlags};
 use std::collections::HashMap;
@@ -78,6 +79,7 @@ impl Behind {
     /// From now on for these.
     pub fn change(&self, names: Vec<String>) {
         *self.shared.names.lock().unwrap_or_else(PoisonError::into_inner) = names;
+        self.thread.unpark();
     }
 
     /// Whether the machine has demand. Waits for nobody.
@@ -121,13 +123,15 @@ struct Thread {
 
 impl Thread {
     fn run(mut self) {
+        // Files may be those of a server that does not answer, and then this thread can't be ended, not by SIGKILL either. With a table of its own it keeps
+        // nobody from seeing that the process is at its end. (Before Linux 5.9 it has none.)
+        let _ = leave_descriptors();
         while !self.shared.ending.load(Relaxed) {
             let names = self.shared.names.lock().unwrap_or_else(PoisonError::into_inner).clone();
             if !self.shared.demand.load(Relaxed) || names.is_empty() {
                 self.processes.clear();
                 self.looked_ns = None;
                 self.note(|standing| standing.processes = 0);
-                // Names come by a reload, which is no reason to wake up: at the next demand they are there.
                 thread::park();
                 continue;
             }
@@ -183,13 +187,12 @@ impl Process {
     /// Looks at the files of process `pid`, and drops what is behind it. Returns how many bytes that were.
     fn look(&mut self, pid: u32, started: u64) -> Result<u64, Errno> {
         let at = |name: &str| PathBuf::from(format!("/proc/{pid}/{name}"));
-        let used = used(&std::fs::read_to_string(at("io"))?).ok_or(Errno(libc::EILSEQ))?;
-        let since = self.used.replace(used).map(|before| used.saturating_sub(before));
+        let used = || used(&std::fs::read_to_string(at("io"))?).ok_or(Errno(libc::EILSEQ));
+        let before = self.used.replace(used()?);
         if start_ticks(pid as i32)? != started {
             return Err(Errno(libc::ESRCH));
         }
-        let mut readings = HashMap::new();
-        let mut dropped = 0;
+        let (mut readings, mut found) = (HashMap::new(), Vec::new());
         for entry in std::fs::read_dir(at("fd"))?.flatten().take(DESCRIPTORS_MOST) {
             let Some(number) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
             // Nothing is opened by that: what it is, is not known yet.
@@ -203,12 +206,16 @@ impl Process {
             }
             let text = std::fs::read_to_string(at(&format!("fdinfo/{number}")));
             let Some(position) = text.ok().as_deref().and_then(position) else { continue };
-            let key = (number, facts.dev(), facts.ino());
+            found.push(((number, facts.dev(), facts.ino()), place, position));
+        }
+        // All that was used between the last look's beginning and now: no less than what the positions have moved.
+        let since = used()?.saturating_sub(before.unwrap_or(u64::MAX));
+        let mut dropped = 0;
+        for (key, place, position) in found {
             let mut reading = self.readings.remove(&key).unwrap_or_else(|| Reading::new(position));
-            if let Some(range) = since.and_then(|since| reading.note(position, since)) {
+            if let Some(Dropping { range, new }) = reading.note(position, since) {
                 // What may not be opened, or has gone, stays.
-                let is_dropped = drop_behind(&place, &range).is_ok();
-                dropped += if is_dropped { range.end - range.start } else { 0 };
+                dropped += if drop_behind(&place, &range).is_ok() { new } else { 0 };
             }
             readings.insert(key, reading);
         }
@@ -219,9 +226,9 @@ impl Process {
 
 /// Drops `range` of the file at `place`.
 fn drop_behind(place: &File, range: &Range<u64>) -> Result<(), Errno> {
-    // A lease of somebody's, which would have to be waited for, is not waited for.
+    // Nobody waits: not for what is no regular file after all, nor for whoever has a lease (who is asked for it).
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let path = format!("/proc/self/fd/{}", place.as_raw_fd());
+    let path = format!("/proc/thread-self/fd/{}", place.as_raw_fd());
     page_cache::drop_range(&File::from(rustix::fs::open(path, flags, Mode::empty())?), range)
 }
 

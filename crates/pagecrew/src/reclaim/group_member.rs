@@ -53,6 +53,8 @@ pub(super) struct Turn {
     pub ahead: u64,
     pub was_awake: bool,
     pub awake: bool,
+    /// It is left alone for a while.
+    pub left_alone: bool,
 }
 
 /// What comes next.
@@ -104,6 +106,7 @@ impl Member {
             ahead: 0,
             was_awake: self.plan.awake(),
             awake: false,
+            left_alone: false,
         };
         self.plan.change(most);
         if heard {
@@ -186,6 +189,7 @@ impl Member {
         turn.next = Next::Step { next_ns: step.next_ns, listen: step.listen };
         turn.ahead = self.plan.target();
         turn.awake = self.plan.awake();
+        turn.left_alone = pause.is_some();
         if !turn.awake {
             self.end(pause, tell);
         }

@@ -8,7 +8,8 @@
 //! One that has less than half may grow up to that, also at others' cost: that is its share.
 //!
 //! What protects a program whose page cache is worth something to it: what comes back after it was reclaimed ends it for half a minute
-//! ([`super::group_plan::Pause::Hurts`]), and so does memory that is free.
+//! ([`super::group_plan::Pause::Hurts`]), and what it has by then is its share; so does memory that is free. And while others take nothing, it gets
+//! a little more all the time: what they have may be of no use to them.
 
 /// Of what is taken, a group that is to be held takes more than this share.
 const OF_DEMAND: f64 = 0.5;
@@ -19,6 +20,9 @@ const OF_FILES_LATER: f64 = 0.25;
 const AMPLE: f64 = 0.1;
 /// What others have taken away from it is theirs, if it is more than this share of what it may have.
 const LOST: f64 = 1.0 / 16.0;
+/// While others take less than this share of what it takes, it gets this share more with each survey: half as much again in two minutes.
+const OTHERS: f64 = 1.0 / 16.0;
+const MORE: f64 = 1.0 / 1024.0;
 /// So many surveys in a row it is not the one that takes most before it may have more again: loads pause.
 const SURVEYS: u32 = 8;
 /// What is reclaimed of a group is no demand of the machine any more. So it goes on without such demand, until less than this share of what the
@@ -51,6 +55,15 @@ pub struct Taker<G> {
     pub taken: u64,
     /// And what others have.
     pub others: u64,
+}
+
+/// How the group that is held is doing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Doing {
+    /// What is kept free of its share, in bytes.
+    pub ahead: u64,
+    /// It is left alone for a while, and has what it can get.
+    pub left_alone: bool,
 }
 
 /// Whether a group takes more than half of what all take, of whom each has taken so much.
@@ -93,8 +106,8 @@ impl<G: Clone + Eq> Share<G> {
         self.held.is_some()
     }
 
-    /// Takes note of a survey. Says who is held from now on, if anybody.
-    pub fn note(&mut self, machine: Machine, taker: Option<Taker<G>>) -> Option<&Held<G>> {
+    /// Takes note of a survey, and of how the group that is held is `doing`. Says who is held from now on, if anybody.
+    pub fn note(&mut self, machine: Machine, taker: Option<Taker<G>>, doing: Doing) -> Option<&Held<G>> {
         if machine.free as f64 > machine.total as f64 * AMPLE {
             self.held = None;
             return None;
@@ -104,7 +117,7 @@ impl<G: Clone + Eq> Share<G> {
             |held: &Held<G>, taker: &Taker<G>| !machine.demand && (taker.taken as f64) < held.most as f64 * LITTLE;
         self.held = match (self.held.take(), taker) {
             (Some(held), Some(taker)) if held.group == taker.group && !little(&held, &taker) => {
-                has(&taker, OF_FILES_LATER).then(|| held.goes_on(machine, &taker))
+                has(&taker, OF_FILES_LATER).then(|| held.goes_on(machine, &taker, doing))
             }
             (Some(held), _) if held.absent + 1 < SURVEYS => Some(Held { absent: held.absent + 1, ..held }),
             (_, Some(taker)) if machine.demand && has(&taker, OF_FILES) => {
@@ -117,11 +130,16 @@ impl<G: Clone + Eq> Share<G> {
 }
 
 impl<G> Held<G> {
-    fn goes_on(self, machine: Machine, taker: &Taker<G>) -> Held<G> {
-        let lost = (taker.files as f64) < self.files as f64 * (1.0 - LOST);
-        let files = if lost { taker.files } else { self.files };
+    fn goes_on(self, machine: Machine, taker: &Taker<G>, doing: Doing) -> Held<G> {
+        // What is kept free of it, nobody has taken from it.
+        let has = taker.files.saturating_add(doing.ahead);
+        let lost = (has as f64) < self.files as f64 * (1.0 - LOST);
+        let gained = doing.left_alone && has > self.files;
+        let files = if lost || gained { has } else { self.files };
+        let alone = (taker.others as f64) < taker.taken as f64 * OTHERS;
+        let more = if alone { (files as f64 * MORE) as u64 } else { 0 };
         let half = (machine.files as f64 * OF_FILES) as u64;
-        let files = files.saturating_sub(taker.others).max(half.min(files));
+        let files = files.saturating_add(more).saturating_sub(taker.others).max(half);
         let share = files.saturating_add(taker.usage.saturating_sub(taker.files));
         Held { share, files, most: self.most.max(taker.taken), absent: 0, ..self }
     }
@@ -231,7 +249,7 @@ mod tests {
             let files = self.groups.iter().map(Group::files).sum();
             // What is reclaimed of a held group is no demand of the machine's.
             let machine = Machine { demand: !self.share.holds(), total: self.memory, free: self.free(), files };
-            let held = self.share.note(machine, taker).copied().filter(|_| self.holds);
+            let held = self.share.note(machine, taker, Doing::default()).copied().filter(|_| self.holds);
             self.held.push(held.map(|held| held.group));
             held
         }
@@ -265,6 +283,19 @@ mod tests {
     }
 
     #[test]
+    fn a_program_gets_back_what_a_hog_has_taken_from_it() {
+        let mut world = World::new(8 * GIB, 2);
+        world.groups[0].set = 6 * GIB;
+        (0..80).for_each(|_| world.step(&[0, 0]));
+        (0..200).for_each(|_| world.step(&[0, GIB]));
+        let before = world.groups[0].often;
+        assert!(before < 5 * GIB, "{}", before / MIB);
+        // The hog has ended, and its page cache is of no use any more.
+        (0..4 * 180).for_each(|_| world.step(&[0, 0]));
+        assert!(world.groups[0].often > 11 * GIB / 2, "{} of {}", world.groups[0].often / MIB, before / MIB);
+    }
+
+    #[test]
     fn of_many_that_take_as_much_none_is_held() {
         let mut world = World::new(8 * GIB, 5);
         (0..400).for_each(|_| world.step(&[GIB / 4; 5]));
@@ -279,58 +310,94 @@ mod tests {
         Some(Taker { group, usage, files: usage, taken: GIB, others: 0 })
     }
 
+    /// Who is held, and to how many whole GiB, since it moves a little.
     fn share(held: Option<&Held<u8>>) -> Option<(u8, u64)> {
-        held.map(|held| (held.group, held.share))
+        held.map(|held| (held.group, (held.share + GIB / 2) / GIB))
     }
 
     #[test]
     fn what_was_freed_elsewhere_ends_it() {
         let mut law = Share::default();
-        assert_eq!(share(law.note(machine(GIB), taker(1, 5 * GIB))), Some((1, 5 * GIB)));
-        assert_eq!(share(law.note(machine(3 * GIB), taker(1, 5 * GIB))), None);
+        assert_eq!(share(law.note(machine(GIB), taker(1, 5 * GIB), Doing::default())), Some((1, 5)));
+        assert_eq!(share(law.note(machine(3 * GIB), taker(1, 5 * GIB), Doing::default())), None);
         // What it has then is what it may have.
-        assert_eq!(share(law.note(machine(GIB), taker(1, 6 * GIB))), Some((1, 6 * GIB)));
+        assert_eq!(share(law.note(machine(GIB), taker(1, 6 * GIB), Doing::default())), Some((1, 6)));
     }
 
     #[test]
     fn a_pause_of_a_second_ends_nothing_and_what_others_have_got_is_theirs() {
         let mut law = Share::default();
-        law.note(machine(GIB), taker(1, 5 * GIB));
+        law.note(machine(GIB), taker(1, 5 * GIB), Doing::default());
         for _ in 1..SURVEYS {
-            assert_eq!(share(law.note(machine(GIB), None)), Some((1, 5 * GIB)));
+            assert_eq!(share(law.note(machine(GIB), None, Doing::default())), Some((1, 5)));
         }
-        assert_eq!(share(law.note(machine(GIB), taker(1, 4 * GIB))), Some((1, 4 * GIB)));
-        assert_eq!(share(law.note(machine(GIB), taker(1, 4 * GIB - MIB))), Some((1, 4 * GIB)), "it moves a little");
+        assert_eq!(share(law.note(machine(GIB), taker(1, 4 * GIB), Doing::default())), Some((1, 4)));
         for _ in 1..SURVEYS {
-            law.note(machine(GIB), taker(2, 7 * GIB));
+            law.note(machine(GIB), taker(2, 7 * GIB), Doing::default());
         }
         // Somebody else takes most by now.
-        assert_eq!(share(law.note(machine(GIB), taker(2, 7 * GIB))), Some((2, 7 * GIB)));
-        assert_eq!(share(law.note(machine(GIB), taker(2, GIB))), None, "it has little left");
+        assert_eq!(share(law.note(machine(GIB), taker(2, 7 * GIB), Doing::default())), Some((2, 7)));
+        assert_eq!(share(law.note(machine(GIB), taker(2, GIB), Doing::default())), None, "it has little left");
     }
 
     #[test]
     fn without_demand_of_the_machine_it_goes_on_as_long_as_much_is_taken() {
         let rest = Machine { demand: false, ..machine(GIB) };
         let mut law = Share::default();
-        assert_eq!(share(law.note(rest, taker(1, 5 * GIB))), None, "nobody needs it");
-        law.note(machine(GIB), taker(1, 5 * GIB));
+        assert_eq!(share(law.note(rest, taker(1, 5 * GIB), Doing::default())), None, "nobody needs it");
+        law.note(machine(GIB), taker(1, 5 * GIB), Doing::default());
         let takes = |taken| taker(1, 5 * GIB).map(|taker| Taker { taken, ..taker });
-        for _ in 0..100 {
-            assert_eq!(share(law.note(rest, takes(GIB / 8))), Some((1, 5 * GIB)));
+        for _ in 0..50 {
+            assert_eq!(share(law.note(rest, takes(GIB / 8), Doing::default())), Some((1, 5)));
         }
         for _ in 1..SURVEYS {
-            assert!(law.note(rest, takes(GIB / 32)).is_some());
+            assert!(law.note(rest, takes(GIB / 32), Doing::default()).is_some());
         }
-        assert_eq!(share(law.note(rest, takes(GIB / 32))), None);
+        assert_eq!(share(law.note(rest, takes(GIB / 32), Doing::default())), None);
     }
 
     #[test]
     fn what_is_no_page_cache_may_grow() {
         let mut law = Share::default();
-        law.note(machine(GIB), taker(1, 5 * GIB));
-        let grown = taker(1, 5 * GIB).map(|taker| Taker { usage: 9 * GIB, others: GIB / 2, ..taker });
-        assert_eq!(share(law.note(machine(GIB), grown)), Some((1, 17 * GIB / 2)));
+        law.note(machine(GIB), taker(1, 5 * GIB), Doing::default());
+        let grown = taker(1, 5 * GIB).map(|taker| Taker { usage: 9 * GIB, others: GIB, ..taker });
+        assert_eq!(share(law.note(machine(GIB), grown, Doing::default())), Some((1, 8)));
+    }
+
+    #[test]
+    fn what_is_kept_free_of_it_was_taken_by_nobody() {
+        let mut law = Share::default();
+        law.note(machine(GIB), taker(1, 6 * GIB), Doing::default());
+        let doing = Doing { ahead: GIB, left_alone: false };
+        for _ in 0..50 {
+            assert_eq!(share(law.note(machine(GIB), taker(1, 5 * GIB), doing)), Some((1, 6)));
+        }
+        // Others have the rest, but for half.
+        for others in [GIB, 9 * GIB] {
+            let taker = taker(1, 5 * GIB).map(|taker| Taker { others, ..taker });
+            law.note(machine(GIB), taker, doing);
+        }
+        assert_eq!(share(law.held.as_ref()), Some((1, 4)));
+    }
+
+    #[test]
+    fn what_it_has_got_while_it_was_left_alone_is_its_share() {
+        let mut law = Share::default();
+        law.note(machine(GIB), taker(1, 5 * GIB), Doing::default());
+        assert_eq!(share(law.note(machine(GIB), taker(1, 7 * GIB), Doing::default())), Some((1, 5)));
+        let left_alone = Doing { ahead: 0, left_alone: true };
+        assert_eq!(share(law.note(machine(GIB), taker(1, 7 * GIB), left_alone)), Some((1, 7)));
+    }
+
+    #[test]
+    fn while_others_take_nothing_it_gets_more() {
+        let mut law = Share::default();
+        law.note(machine(GIB), taker(1, 5 * GIB), Doing::default());
+        for _ in 0..4 * 120 {
+            let files = law.held.as_ref().map_or(0, |held| held.files);
+            law.note(machine(GIB), taker(1, files), Doing::default());
+        }
+        assert_eq!(share(law.held.as_ref()), Some((1, 8)));
     }
 
     #[test]
@@ -357,13 +424,15 @@ mod tests {
                     others: others * GIB,
                 });
                 let before = law.held;
-                let held = law.note(machine, taker).copied();
+                let held = law.note(machine, taker, Doing::default()).copied();
                 if let Some(held) = held {
                     match taker.filter(|taker| taker.group == held.group) {
                         Some(taker) if before.is_some_and(|before| before.group == held.group) => {
-                            let before = before.map_or(0, |before| before.files).min(taker.files);
-                            prop_assert!(held.files + taker.others >= before);
-                            prop_assert!(held.files >= (machine.files / 2).min(before));
+                            let before = before.map_or(0, |before| before.files);
+                            prop_assert!(held.files + taker.others >= before.min(taker.files));
+                            prop_assert!(held.files >= machine.files / 2);
+                            let most = before.max(taker.files).max(machine.files / 2);
+                            prop_assert!(held.files <= most + most / 1024 + 1);
                             prop_assert_eq!(held.share - held.files, taker.usage - taker.files);
                         }
                         Some(taker) => prop_assert_eq!(held.share, taker.usage),

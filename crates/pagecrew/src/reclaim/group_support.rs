@@ -40,9 +40,9 @@ pub(super) fn file(version: Version) -> &'static str {
     }
 }
 
-/// Whether memory of this group can be reclaimed.
+/// Whether memory of this group can be reclaimed: not where it is another user's, for whoever may write to what is root's alone.
 pub(super) fn serves(group: &Group) -> bool {
-    group.path().join(file(group.version())).exists()
+    OpenOptions::new().write(true).open(group.path().join(file(group.version()))).is_ok()
 }
 
 /// Which versions can be served. Changes nothing.

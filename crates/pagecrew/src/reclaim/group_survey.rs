@@ -73,9 +73,11 @@ impl Survey {
 
     fn descend(&self, top: &Seen, now: &mut HashMap<PathBuf, u64>) -> Option<Taker<PathBuf>> {
         let mut inside = self.inside(&top.path, now);
+        // What a process gave back at its end makes the sum less than its parts.
+        let parts = inside.iter().map(|seen| seen.since.unwrap_or(0)).sum();
+        let all = top.since?.max(parts);
         for _ in 0..LEVELS_MOST {
             let taken = inside.iter().map(|seen| seen.since.unwrap_or(0));
-            let all = top.since?;
             let index = most(all, taken)?;
             let Seen { path, files, since } = inside.swap_remove(index);
             inside = self.inside(&path, now);

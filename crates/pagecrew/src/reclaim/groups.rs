@@ -9,7 +9,7 @@
 use super::group_files::{PIECE, Signal};
 use super::group_member::{Member, Next, Turn};
 use super::group_plan::Pause;
-use super::group_share::{Held, Share, Taker};
+use super::group_share::{Doing, Held, Share, Taker};
 use super::group_support::{self, Unserved};
 use super::group_survey::{Found, Survey};
 use super::group_tree::{Change, Choice, Tree};
@@ -132,6 +132,8 @@ struct Place {
     member: Option<Box<Member>>,
     /// What it is held to.
     share: Option<u64>,
+    /// As it was at its last turn.
+    doing: Doing,
     /// The kernel has said something that was not looked at yet.
     heard: bool,
 }
@@ -341,6 +343,9 @@ impl Shared {
                 }
             }
             if anew {
+                // Whoever is held may not be meant any more.
+                surveys = None;
+                self.hold(None);
                 self.look_around(&mut tree);
             }
             let demand = self.demand.load(Relaxed);
@@ -362,7 +367,12 @@ impl Shared {
         let held = match surveys.survey.look(demand) {
             Ok(Found { machine, taker }) => {
                 let meant = |taker: &Taker<PathBuf>| tree.is_some_and(|tree| tree.means(&taker.group));
-                surveys.share.note(machine, taker.filter(meant))
+                let doing = {
+                    let mut state = self.lock();
+                    let held = state.held.clone();
+                    held.and_then(|group| Some(state.place(&group)?.doing)).unwrap_or_default()
+                };
+                surveys.share.note(machine, taker.filter(meant), doing)
             }
             // The machine's state is not known, so nobody is held.
             Err(_) => None,
@@ -483,7 +493,14 @@ impl Shared {
         let member = Member::new(group, signal.clone(), state.options.most);
         state.places.insert(
             number,
-            Place { path: path.to_owned(), signal, member: Some(Box::new(member)), share: None, heard: false },
+            Place {
+                path: path.to_owned(),
+                signal,
+                member: Some(Box::new(member)),
+                share: None,
+                doing: Doing::default(),
+                heard: false,
+            },
         );
         state.by_path.insert(path.to_owned(), number);
         state.standing.listened_to += 1;
@@ -554,7 +571,10 @@ impl Shared {
             member.ahead = turn.ahead;
             state.turns.done(number, next);
             match state.places.get_mut(&number) {
-                Some(place) => place.member = Some(member),
+                Some(place) => {
+                    place.doing = Doing { ahead: turn.ahead, left_alone: turn.left_alone };
+                    place.member = Some(member);
+                }
                 // It was forgotten meanwhile.
                 None => {
                     state.turns.forget(number);
