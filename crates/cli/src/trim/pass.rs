@@ -1,7 +1,7 @@
 //! One pass: every huge page of every process that is meant is looked at once.
 
 use super::noted::Whereabouts;
-use super::session::{Before, InTheWay, Session};
+use super::session::{Earlier, InTheWay, Session};
 use super::{Job, show};
 use crate::failure::Failure;
 use crate::output::print;
@@ -21,7 +21,7 @@ const TURNS: usize = 16;
 pub fn run(job: Job) -> Result<ExitCode, Failure> {
     let signals = SignalSet::of(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]);
     signals.block();
-    let mut session = Session::new(job, Whereabouts::default(), InTheWay::default(), Before::nothing());
+    let mut session = Session::new(job, Whereabouts::default(), InTheWay::default(), Earlier::nothing());
     session.job().selection.check_groups()?;
     if let Some(failure) = session.refresh().1 {
         return Err(failure);

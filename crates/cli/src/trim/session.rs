@@ -68,36 +68,36 @@ pub struct Session {
     whereabouts: Whereabouts,
     in_the_way: InTheWay,
     /// What sessions before this one have done.
-    before: Before,
+    earlier: Earlier,
     names: BTreeMap<Id, String>,
     refused: BTreeMap<Id, Refused>,
 }
 
 /// What was done before a session, by others in its place.
 #[derive(Debug, Clone, Copy)]
-pub struct Before {
+pub struct Earlier {
     begin: Instant,
     total: Tally,
     budget_cpu_ns: u64,
 }
 
-impl Before {
+impl Earlier {
     /// Nothing.
-    pub fn nothing() -> Before {
-        Before { begin: Instant::now(), total: Tally::default(), budget_cpu_ns: 0 }
+    pub fn nothing() -> Earlier {
+        Earlier { begin: Instant::now(), total: Tally::default(), budget_cpu_ns: 0 }
     }
 
     /// All that was known of the one that is left behind, which began with this.
-    pub fn and(self, total: Tally, overview: Overview) -> Before {
-        Before { begin: self.begin, total: total.of_former(), budget_cpu_ns: overview.budget_cpu_ns }
+    pub fn and(self, total: Tally, overview: Overview) -> Earlier {
+        Earlier { begin: self.begin, total: total.of_former(), budget_cpu_ns: overview.budget_cpu_ns }
     }
 }
 
 impl Session {
     /// For a thread whose `whereabouts` others can read. Those `in_the_way` are left alone.
-    pub fn new(job: Job, whereabouts: Whereabouts, in_the_way: InTheWay, before: Before) -> Session {
+    pub fn new(job: Job, whereabouts: Whereabouts, in_the_way: InTheWay, earlier: Earlier) -> Session {
         let fleet = Fleet::new(job.options.clone(), &Kernel);
-        Session { fleet, job, whereabouts, in_the_way, before, names: BTreeMap::new(), refused: BTreeMap::new() }
+        Session { fleet, job, whereabouts, in_the_way, earlier, names: BTreeMap::new(), refused: BTreeMap::new() }
     }
 
     pub fn job(&self) -> &Job {
@@ -261,7 +261,7 @@ impl Session {
 
     /// The sums, those included that have ended.
     pub fn total(&self) -> Tally {
-        let mut total = self.before.total;
+        let mut total = self.earlier.total;
         total += self.fleet.total();
         total
     }
@@ -269,11 +269,11 @@ impl Session {
     /// The command and its processes as a whole.
     pub fn overview(&self) -> Overview {
         Overview {
-            elapsed_ns: self.before.begin.elapsed().as_nanos() as u64,
+            elapsed_ns: self.earlier.begin.elapsed().as_nanos() as u64,
             members: self.fleet.members().count() as u64,
             refused: self.refused.len() as u64,
             due: self.fleet.due() as u64,
-            budget_cpu_ns: self.before.budget_cpu_ns + self.fleet.charged_ns(),
+            budget_cpu_ns: self.earlier.budget_cpu_ns + self.fleet.charged_ns(),
         }
     }
 }

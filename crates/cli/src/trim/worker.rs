@@ -10,7 +10,7 @@
 use super::Job;
 use super::metrics::{Board, Figures};
 use super::noted::Whereabouts;
-use super::session::{Before as Sessions, InTheWay, Report, Session};
+use super::session::{Earlier, InTheWay, Report, Session};
 use crate::failure::Failure;
 use nix::sched::CloneFlags;
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -84,7 +84,7 @@ pub struct Worker {
     rushes: BTreeSet<u64>,
     /// Its last report of an interval.
     last: Option<Box<Report>>,
-    sessions: Sessions,
+    earlier: Earlier,
     in_the_way: InTheWay,
     /// Threads that wait, each for a process.
     behind: Vec<(Id, Arc<Shared>)>,
@@ -114,10 +114,10 @@ impl Worker {
     /// Starts it. To be called while this process has few files open: where a kernel (before 5.9) can't do better, copies of them are the
     /// thread's for good.
     pub fn start(job: Job, board: Board) -> Result<Worker, Failure> {
-        let (sessions, in_the_way) = (Sessions::nothing(), InTheWay::default());
-        let line = Line::start(&job, &board, sessions, &in_the_way, true)?;
+        let (earlier, in_the_way) = (Earlier::nothing(), InTheWay::default());
+        let line = Line::start(&job, &board, earlier, &in_the_way, true)?;
         let (rushes, behind) = (BTreeSet::new(), Vec::new());
-        Ok(Worker { line, job, board, rushes, last: None, sessions, in_the_way, behind, again_ns: 0 })
+        Ok(Worker { line, job, board, rushes, last: None, earlier, in_the_way, behind, again_ns: 0 })
     }
 
     /// Ready when there is something to hear.
@@ -170,15 +170,15 @@ impl Worker {
             Some(report) if report.total.cpu_ns > figures.total.cpu_ns => (report.total, report.overview),
             _ => (figures.total, figures.overview),
         };
-        let sessions = self.sessions.and(total, overview);
+        let earlier = self.earlier.and(total, overview);
         self.in_the_way.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
-        match Line::start(&self.job, &self.board, sessions, &self.in_the_way, false) {
+        match Line::start(&self.job, &self.board, earlier, &self.in_the_way, false) {
             Ok(line) => {
                 let left = std::mem::replace(&mut self.line, line);
                 left.shared.stop.store(true, Ordering::Relaxed);
                 let _ = left.commands.send(Command::Wake);
                 self.behind.push((id, left.shared));
-                self.sessions = sessions;
+                self.earlier = earlier;
                 let what = "its memory is locked (it may wait for a disk or a server itself), and the others are searched without it";
                 let over = |ticket| Said::Rushed { ticket, rushed: Rushed::default() };
                 let mut said = vec![Said::Trouble(format!("{name}: {what}"))];
@@ -246,13 +246,7 @@ impl Worker {
 
 impl Line {
     /// The `first` one of a watch finds out whether it makes sense at all.
-    fn start(
-        job: &Job,
-        board: &Board,
-        sessions: Sessions,
-        in_the_way: &InTheWay,
-        first: bool,
-    ) -> Result<Line, Failure> {
+    fn start(job: &Job, board: &Board, earlier: Earlier, in_the_way: &InTheWay, first: bool) -> Result<Line, Failure> {
         let failed = |error: &dyn std::fmt::Display| Failure::Failed(format!("the thread that searches: {error}"));
         let event =
             EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(|error| failed(&error))?;
@@ -265,7 +259,7 @@ impl Line {
         });
         let (commands, heard) = channel();
         let (saying, said) = channel();
-        let session = Session::new(job.clone(), shared.whereabouts.clone(), in_the_way.clone(), sessions);
+        let session = Session::new(job.clone(), shared.whereabouts.clone(), in_the_way.clone(), earlier);
         let thread = Thread {
             session,
             commands: heard,

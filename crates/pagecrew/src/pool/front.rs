@@ -15,7 +15,7 @@ use crate::sys::seqpacket::Peer;
 use crate::sys::stranger::{Listener, Stranger};
 use crate::sys::{Errno, clock};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::event::{EventfdFlags, eventfd};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -167,8 +167,7 @@ impl Common {
             } else if no_room_ns > 0 {
                 due = due.min(no_room_ns);
             }
-            let pause = due.saturating_sub(now);
-            let pause = Timespec { tv_sec: (pause / 1_000_000_000) as i64, tv_nsec: (pause % 1_000_000_000) as i64 };
+            let pause = clock::timespec(due.saturating_sub(now));
             events.clear();
             let timeout = (due != u64::MAX).then_some(&pause);
             // Interrupted is as good as late.

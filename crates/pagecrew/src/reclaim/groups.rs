@@ -18,11 +18,11 @@ use crate::control::budget::Budget;
 use crate::group::{Group, Version};
 use crate::stats::figures;
 use crate::sys::Errno;
-use crate::sys::clock::{now_ns, thread_cpu_ns};
+use crate::sys::clock::{now_ns, thread_cpu_ns, timespec};
 use crate::sys::interrupt::Interrupter;
 use crate::sys::{process, tracepoint};
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::event::{EventfdFlags, eventfd};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -182,10 +182,6 @@ impl Surveys {
     fn new() -> Option<Surveys> {
         Some(Surveys { survey: Survey::new()?, share: Share::default(), next_ns: now_ns() })
     }
-}
-
-fn timespec(ns: u64) -> Timespec {
-    Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
 }
 
 /// What the listening thread hears.

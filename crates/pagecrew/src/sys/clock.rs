@@ -8,6 +8,11 @@ pub fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// A time of so many nanoseconds, as calls that wait take it.
+pub fn timespec(ns: u64) -> rustix::event::Timespec {
+    rustix::event::Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
+}
+
 /// Seconds since 1970, as the machine's clock is set at this moment (`CLOCK_REALTIME`).
 pub fn since_1970() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
