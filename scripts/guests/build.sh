@@ -39,7 +39,7 @@ whole_packages=("${bare_packages[@]}" e2fsprogs gcc libc6-dev numactl python3 st
 
 # The product, the test binaries (in guest-tests, by name) and the C programs (in tests) for the architecture, below the directory.
 product() {
-    local architecture=$1 directory=$2
+    local architecture=$1 directory=$2 file
     if [ "$architecture" != x86_64 ]; then
         cross_product "$directory"
         return
@@ -48,7 +48,8 @@ product() {
     mkdir -p "$directory"
     stripped "$directory" without_debug < <(cargo test --quiet --workspace --profile checked --no-run --message-format=json)
     bash scripts/test-real.sh --build
-    cp "$target/release/pagecrew" "$target/release/libpagecrew_preload.so" "$directory/"
+    # The tree of a guest is memory, of which the smallest has little.
+    for file in pagecrew libpagecrew_preload.so; do without_debug "$target/release/$file" "$directory/$file"; done
 }
 
 # The same with Debian's own compilers in a tree of their own, since the Rust that is installed here builds for this processor only.
