@@ -18,7 +18,7 @@ memory_of() {
 
 # unit NAME: one of the binaries.
 unit() {
-    local left_out=("${not_emulated[@]/#/--skip=}" "${by_itself[@]/#/--skip=}") test
+    local left_out=("${not_emulated[@]/#/--skip=}" "${by_itself[@]/#/--skip=}") test reason result
     # Those of the command build programs.
     if [[ $1 == cli-* && $1 != cli-preload ]]; then needs gcc; fi
     case $1 in
@@ -27,7 +27,7 @@ unit() {
     cd "$work" || exit
     # An emulated machine's CPUs share those of its host: so many tests at once would leave helpers, which keep away from others, none.
     if [ "${patience:-1}" -gt 1 ]; then export RUST_TEST_THREADS=2; fi
-    RUST_BACKTRACE=0 "$root/target/guest-tests/$1" "${left_out[@]}" >"$work/out" 2>&1 || {
+    RUST_BACKTRACE=0 "$root/target/guest-tests/$1" --show-output "${left_out[@]}" >"$work/out" 2>&1 || {
         local status=$?
         # Only what the failed ones have printed.
         sed -n '/^failures:/,$p' "$work/out"
@@ -38,7 +38,11 @@ unit() {
             "$root/target/guest-tests/$1" --exact "$test" >"$work/alone" 2>&1 || fail "status $?: $(cat "$work/alone")"
         done
     fi
-    grep '^test result' "$work/out" | sed -e 's/test result: ok. //' -e 's/; 0 measured//' -e 's/filtered out/left out (measure time, or take too long)/' -e 's/; 0 left out[^;]*//'
+    # One may pass because there is nothing to try.
+    reason=$(sed -n 's/^left out: //p' "$work/out" | sort | uniq -c | sort -rn | sed -n 's/^ *[0-9]* //;1p')
+    result=$(grep '^test result' "$work/out" | sed -e 's/test result: ok. //' -e 's/; 0 measured//' \
+        -e 's/filtered out/left out (measure time, or take too long)/' -e 's/; 0 left out[^;]*//')
+    echo "$result${reason:+; $(grep -c '^left out: ' "$work/out") tried nothing ($reason)}"
 }
 
 for binary in "$root"/target/guest-tests/*; do
