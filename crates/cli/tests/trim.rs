@@ -24,15 +24,16 @@ fn sparse_program() -> PathBuf {
 /// Whether trimming works here at all.
 fn works() -> bool {
     static WORKS: OnceLock<bool> = OnceLock::new();
-    *WORKS.get_or_init(|| {
+    let works = *WORKS.get_or_init(|| {
         // SAFETY: takes nothing and cannot fail.
         let root = unsafe { libc::geteuid() } == 0;
-        let works = root && pagecrew::trim::support::check().is_ok();
-        if !works {
-            eprintln!("left out: this takes root and Linux 6.12 with transparent huge pages");
-        }
-        works
-    })
+        root && pagecrew::trim::support::check().is_ok()
+    });
+    // Each test that has nothing to try says so.
+    if !works {
+        eprintln!("left out: this takes root and Linux 6.12 with transparent huge pages");
+    }
+    works
 }
 
 /// A program that runs beside the test; killed where the test fails.
