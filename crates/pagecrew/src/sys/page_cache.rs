@@ -33,16 +33,24 @@ pub(crate) fn cached(file: &File, len: usize) -> usize {
     pages.iter().filter(|page| **page & 1 > 0).count() * super::PAGE_SIZE
 }
 
-/// A file of `len` bytes that are in the page cache and need not be written any more; `None` where files are in memory only and stay.
+/// A file of `len` bytes that are in the page cache and need not be written any more, beside this program. `None`, which is said, where files
+/// are in memory only, and where this user can make none.
 #[cfg(test)]
 pub(crate) fn file(len: usize) -> Option<tempfile::NamedTempFile> {
     use std::io::Write;
-    let mut file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let program = std::env::current_exe().unwrap();
+    let Ok(mut file) = tempfile::NamedTempFile::new_in(program.parent().unwrap()) else {
+        eprintln!("left out: no file can be made beside {}", program.display());
+        return None;
+    };
     file.write_all(&vec![7; len]).unwrap();
     file.as_file().sync_all().unwrap();
     drop_range(file.as_file(), &(0..len as u64)).unwrap();
     let on_disk = cached(file.as_file(), len) < len;
     std::fs::read(file.path()).unwrap();
+    if !on_disk {
+        eprintln!("left out: files are in memory here");
+    }
     on_disk.then_some(file)
 }
 
@@ -54,7 +62,7 @@ mod tests {
 
     #[test]
     fn what_was_dropped_is_cached_no_longer() {
-        let Some(file) = file(4 * MIB) else { return eprintln!("left out: files are in memory here") };
+        let Some(file) = file(4 * MIB) else { return };
         let file = file.as_file();
         assert_eq!(cached(file, 4 * MIB), 4 * MIB);
         drop_range(file, &(MIB as u64..3 * MIB as u64)).unwrap();
