@@ -77,10 +77,11 @@ if [ -n "$cannot" ]; then
     exit
 fi
 
-# QEMU, with the libraries and the loader that it was built with, whatever this machine has.
+# QEMU, with the libraries and the loader that it was built with, whatever this machine has. In the place of this shell, so that whoever ends that
+# ends it.
 qemu() {
     local libraries=$cache/qemu/usr/lib/x86_64-linux-gnu
-    QEMU_MODULE_DIR=$libraries/qemu "$libraries/ld-linux-x86-64.so.2" --library-path "$libraries" \
+    QEMU_MODULE_DIR=$libraries/qemu exec "$libraries/ld-linux-x86-64.so.2" --library-path "$libraries" \
         "$cache/qemu/usr/bin/qemu-system-$1" -L "$cache/qemu/usr/share/qemu" -L "$cache/qemu/usr/share/seabios" "${@:2}"
 }
 
@@ -102,10 +103,10 @@ boot() {
     fi
     # What a machine is; see machines.sh.
     local about='' left='' architecture=x86_64 release=trixie-amd64 kernel_package=linux-image-cloud-amd64 cpus=2 sockets=1 memory=4G append='' userland=whole
-    local swap=no limit=3600 patience=10 options=() tests=() short_tests=()
+    local swap=no limit=7200 patience=10 options=() tests=() short_tests=()
     "machine_${name//-/_}"
     if [ "$short" = yes ]; then
-        tests=("${short_tests[@]}")
+        tests=("${short_tests[@]}") limit=1200
         rm -f "$log"
     fi
     if [ "$#" -gt 0 ]; then tests=("$@"); fi
