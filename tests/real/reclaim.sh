@@ -337,13 +337,13 @@ reclaim_hog() {
 
 # What a program that somebody has named reads while there is demand leaves the page cache behind it. Takes as much memory as reclaim/demand.
 reclaim_behind() {
-    can_have_demand
-    local name=dd dropped
+    can_reclaim
+    local dropped
     keeper='' service=''
     at_exit end_jobs
+    [ -z "${guest:-}" ] || skip "a guest has no disk with files"
     little_memory
-    [ -z "$keeper" ] || name=$(basename "$pagecrew")
-    start_reclaim --json --groups none --drop-behind "$name"
+    start_reclaim --json --groups none --drop-behind "$(basename "$pagecrew")"
     read_much 4 >/dev/null || fail "readers: status $?"
     read_much 4 >/dev/null || fail "readers: status $?"
     kill "$service"
