@@ -202,8 +202,8 @@ mod tests {
         assert!(until <= clock::now_ns() + keep_away_ns(1), "they come back before long");
         contention.leave();
         assert!(contention.left());
-        // Nobody looks again meanwhile.
-        assert!(!leaves(&mut found, all));
+        // Nobody looks again meanwhile, on a slow machine either.
+        assert!(!leaves(&mut found, all) || clock::now_ns() >= until);
         contention.seen_to();
         contention.over();
         assert!(!contention.now() && !contention.left());
