@@ -7,7 +7,7 @@
 #   COMMAND   a line for the shell in the guest, instead of tests: to look at something there by hand
 #   --short   the machines and tests of `make test`, below five minutes
 #   --no-build  with what was built for guests before
-#   --table   makes docs/platforms.md of the last run of every machine, and boots none
+#   --table   makes docs/platforms.md of the last whole run of every machine, here or as docs/platforms.json keeps it, and boots none
 #   --list    prints the machines
 #
 # One line a test, as test-real.sh prints them, behind the name of the machine. The output of a machine's last whole run is in

@@ -1,4 +1,8 @@
-"""Makes docs/platforms.md of what the machines of guests.sh have printed: table.py RESULTS OUTPUT MACHINE..."""
+"""Makes docs/platforms.md of what the machines of guests.sh have printed: table.py RESULTS OUTPUT MACHINE...
+
+A run of all machines takes hours, so they may run on several days, and on several computers: what each said last is kept in platforms.json beside
+the table, and a machine that has no output in RESULTS is shown as it stands there.
+"""
 
 import json
 import pathlib
@@ -36,28 +40,51 @@ FEATURES = {
 def tests_of(text):
     """The last result of each test, and what it said."""
     text = re.sub(r"/tmp/tmp\.\w+[^\s:,]*", "DIR", text)
-    return {match[1]: (match[2], match[3]) for match in map(LINE.match, text.splitlines()) if match}
+    return {match[1]: [match[2], match[3]] for match in map(LINE.match, text.splitlines()) if match}
 
 
-def commits_of(text):
-    return ", ".join(dict.fromkeys(re.findall(r"^commit: (.*)$", text, re.MULTILINE)))
+def whole_run(name, text):
+    """What a machine's run of all its tests said, as it is kept."""
+    fields = dict(re.findall(r"^(\w+): (.*)$", text.split("\nguest:")[0], re.MULTILINE))
+    # One that was cut short says nothing of what it did not come to.
+    if "\nguest: over" not in text:
+        sys.exit(f"not at its end: {name}: run scripts/guests.sh {name} again")
+    return {
+        "about": fields.get("about", ""),
+        "left": fields.get("left", ""),
+        "date": fields["date"],
+        "commit": fields["commit"],
+        "kernel": re.search(r"^guest: \S+, (.*)$", text, re.MULTILINE)[1],
+        "tests": tests_of(text),
+        "checks": checks_of(text),
+        "again": {},
+    }
+
+
+def run_again(kept, text):
+    """Adds what single tests said that ran again since: the commits at which they did, by test."""
+    for part in re.split(r"^machine: .*$", text, flags=re.MULTILINE):
+        commit = re.search(r"^commit: (.*)$", part, re.MULTILINE)
+        if commit:
+            tests = tests_of(part)
+            kept["tests"] |= tests
+            kept["again"] |= dict.fromkeys(tests, commit[1])
+            kept["checks"] |= checks_of(part)
+
+
+def checks_of(text):
+    """State of each of doctor's checks."""
+    found = re.search(r"^doctor: (\{.*\})$", text, re.MULTILINE)
+    return {check["name"]: check["state"] for check in json.loads(found[1])["checks"]} if found else {}
 
 
 class Machine:
-    """What one machine has printed: in its last whole run, and where single tests ran again since, what these said last."""
+    """What one machine has said, as it is kept."""
 
-    def __init__(self, name, text, again):
+    def __init__(self, name, kept):
         self.name = name
-        self.fields = dict(re.findall(r"^(\w+): (.*)$", text.split("\nguest:")[0], re.MULTILINE))
-        self.kernel = (re.search(r"^guest: \S+, (.*)$", text, re.MULTILINE) or [None, "did not start"])[1]
-        self.tests = tests_of(text)
-        self.again = list(tests_of(again))
-        self.again_commits = commits_of(again)
-        self.tests |= tests_of(again)
-        # One that was cut short says nothing of what it did not come to.
-        self.ended = "\nguest: over" in text
-        found = re.search(r"^doctor: (\{.*\})$", text + again, re.MULTILINE)
-        self.checks = {check["name"]: check for check in json.loads(found[1])["checks"]} if found else {}
+        self.about, self.left, self.date, self.commit = kept["about"], kept["left"], kept["date"], kept["commit"]
+        self.kernel, self.tests, self.checks, self.again = kept["kernel"], kept["tests"], kept["checks"], kept["again"]
 
     def part(self, number):
         """Results of the tests that belong to a part and to none before it."""
@@ -96,11 +123,11 @@ def verdict(machine, test):
 def page(machines):
     names = [machine.name for machine in machines]
     text = "# Platforms\n\nWhat works on the kernels, nodes and processors that `make test-guests` boots under QEMU"
-    text += " (`scripts/guests.sh`): made by `scripts/guests.sh --table` of\nthe last run of each machine. Emulation says nothing about speed.\n\n"
+    text += " (`scripts/guests.sh`): made by `scripts/guests.sh --table` of\nthe last whole run of each machine, which `platforms.json` keeps. Emulation says nothing about speed.\n\n"
     text += table(
         ["machine", "what it is", "kernel", "tests", "date", "commit"],
         [
-            [m.name, m.fields.get("about", ""), m.kernel, counts([result for result, _ in m.tests.values()]), m.fields["date"], m.fields["commit"]]
+            [m.name, m.about, m.kernel, counts([result for result, _ in m.tests.values()]), m.date, m.commit]
             for m in machines
         ],
     )
@@ -111,7 +138,7 @@ def page(machines):
     text += "\n## Tests by machine\n\n"
     text += table(["", *names], [[title, *(counts(m.part(i)) for m in machines)] for i, (title, _) in enumerate(PARTS)])
     text += "\n## What `pagecrew doctor` finds\n\nok, off (can be turned on there) or missing (not on that kernel).\n\n"
-    text += table(["", *names], [[name, *(m.checks.get(name, {}).get("state", "-") for m in machines)] for name in checks])
+    text += table(["", *names], [[name, *(m.checks.get(name, "-") for m in machines)] for name in checks])
     text += "\n## In its own words\n\nWhat each feature's test said where it is not simply \"works\".\n\n"
     for machine in machines:
         for test, title in FEATURES.items():
@@ -122,9 +149,12 @@ def page(machines):
         text += "\n## Run again\n\nSingle tests that ran again after a machine's whole run, and what was mended meanwhile.\n\n"
         for machine in machines:
             if machine.again:
-                text += f"- {machine.name}, {machine.again_commits}: {', '.join(machine.again)}\n"
+                commits = {}
+                for test, commit in machine.again.items():
+                    commits.setdefault(commit, []).append(test)
+                text += "".join(f"- {machine.name}, {commit}: {', '.join(tests)}\n" for commit, tests in commits.items())
     text += "\n## Not asked, and why\n\n"
-    text += "".join(f"- {m.name}: {m.fields['left']}\n" for m in machines if m.fields.get("left"))
+    text += "".join(f"- {m.name}: {m.left}\n" for m in machines if m.left)
     text += "\n## Skipped, and why\n\n"
     for machine in machines:
         reasons = {}
@@ -143,12 +173,18 @@ def main():
         log = results / name
         return log.read_text(errors="replace") if log.exists() else ""
 
-    missing = [name for name in names if not read(f"{name}.log")]
-    if missing:
+    kept_at = output.with_suffix(".json")
+    kept = json.loads(kept_at.read_text()) if kept_at.exists() else {}
+    for name in names:
+        if text := read(f"{name}.log"):
+            kept[name] = whole_run(name, text)
+        if name in kept:
+            run_again(kept[name], read(f"{name}.again.log"))
+    kept = {name: kept[name] for name in names if name in kept}
+    kept_at.write_text(json.dumps(kept, indent=1) + "\n")
+    if missing := [name for name in names if name not in kept]:
         sys.exit(f"no whole run yet of {', '.join(missing)}: run scripts/guests.sh {missing[0]}")
-    machines = [Machine(name, read(f"{name}.log"), read(f"{name}.again.log")) for name in names]
-    if cut := [machine.name for machine in machines if not machine.ended]:
-        sys.exit(f"not at its end: {', '.join(cut)}: run scripts/guests.sh {cut[0]} again")
+    machines = [Machine(name, record) for name, record in kept.items()]
     output.write_text(page(machines))
     print(f"{output}: {len(machines)} machines", file=sys.stderr)
 
