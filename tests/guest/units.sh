@@ -3,8 +3,11 @@
 
 # Those that ask how long something takes, which an emulated machine can't say, and a storm that would take a quarter of an hour there: those
 # of test-real.sh are scaled.
-not_emulated=(crew::hogs::no_call_into_the_kernel_waits_long_for_a_helper pool::simulation::the_largest_pools_cost_little
-    region::tests::a_storm_loses_no_byte a_watcher_rests_even_if_memory_is_to_go_back_at_once)
+not_emulated=(crew::hogs::no_call_into_the_kernel_waits_long_for_a_helper region::tests::a_storm_loses_no_byte
+    a_watcher_rests_even_if_memory_is_to_go_back_at_once)
+
+# Simulations, which have nothing of the machine and take minutes there.
+simulated=(pool::simulation pool::world trim::tests::a_fleet_of_ten_thousand)
 
 # What depends on how fast memory is touched between two looks of the watcher, 5 to 20 ms: by itself, an emulated machine is fast enough.
 by_itself=(region::tests::memory_of_another_lane_is_used_before_the_peak_is_raised)
@@ -18,7 +21,7 @@ memory_of() {
 
 # unit NAME: one of the binaries.
 unit() {
-    local left_out=("${not_emulated[@]/#/--skip=}" "${by_itself[@]/#/--skip=}") test reason result
+    local left_out=("${not_emulated[@]/#/--skip=}" "${by_itself[@]/#/--skip=}" "${simulated[@]/#/--skip=}") test reason result
     # Those of the command build programs.
     if [[ $1 == cli-* && $1 != cli-preload ]]; then needs gcc; fi
     case $1 in
@@ -41,7 +44,7 @@ unit() {
     # One may pass because there is nothing to try.
     reason=$(sed -n 's/^left out: //p' "$work/out" | sort | uniq -c | sort -rn | sed -n 's/^ *[0-9]* //;1p')
     result=$(grep '^test result' "$work/out" | sed -e 's/test result: ok. //' -e 's/; 0 measured//' \
-        -e 's/filtered out/left out (measure time, or take too long)/' -e 's/; 0 left out[^;]*//')
+        -e 's/filtered out/left out (measure time, or have nothing of the machine)/' -e 's/; 0 left out[^;]*//')
     echo "$result${reason:+; $(grep -c '^left out: ' "$work/out") tried nothing ($reason)}"
 }
 

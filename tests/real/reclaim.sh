@@ -140,14 +140,51 @@ reclaim_demand() {
     grep -o '"gap_bytes":[0-9]*' "$work/said" | sort -t : -k 2 -n | tail -n 1
 }
 
-# A sixteenth of the memory is left to page cache, and there is a disk to read from, until `much_memory`. Sets `locker` and `keeper`.
+# reclaim_kills ROUNDS: killed at random moments while there is demand, before it, and while it begins. All is as it was after each.
+reclaim_kills() {
+    can_have_demand
+    local before nice round service keeper readers changed=0 _
+    before=$(cat "$factor")
+    change "$factor" "$before"
+    nice=$(urgency)
+    keeper='' service='' readers=''
+    at_exit 'kill -9 $readers 2>/dev/null || true; end_jobs'
+    little_memory
+    while :; do read_much 4 >/dev/null; done &
+    readers=$!
+    for round in $(seq "$1"); do
+        "$pagecrew" reclaim --json >"$work/said" 2>"$work/log" &
+        service=$!
+        sleep "$((RANDOM % 2)).$((RANDOM % 10))$((RANDOM % 10))"
+        factor_is "$before" || changed=$((changed + 1))
+        kill -KILL "$service" 2>/dev/null || fail "round $round: it has ended: $(cat "$work/log")"
+        wait "$service" || true
+        eventually factor_is "$before" || fail "round $round: the setting is $(cat "$factor"), and was $before"
+        eventually urgency_is "$nice" || fail "round $round: the kernel's threads are as nice as $(urgency)"
+    done
+    kill -9 "$readers" 2>/dev/null || true
+    wait "$readers" || true
+    readers=''
+    # What was never changed says nothing.
+    [ $((4 * changed)) -ge "$1" ] || fail "only $changed of $1 times there was something to put back"
+    eventually no_guard || fail "guards are left: $(pgrep -a pagecrew/guard)"
+    much_memory
+    echo "$changed of $1 times the setting was changed"
+}
+
+no_guard() {
+    ! pgrep -x pagecrew/guard >/dev/null
+}
+
+# little_memory [SHARE]: a sixteenth of the memory, or another part, is left to page cache, and there is a disk to read from, until `much_memory`.
+# Sets `locker` and `keeper`.
 little_memory() {
     local total
     total=$(($(awk '/^MemTotal/ { print $2 }' /proc/meminfo) * 1024))
     # A guest has a disk, which is read through the page cache as well.
     [ -n "${guest:-}" ] || disk_in_memory $((total / 4))
     mkfifo "$work/lock-end"
-    "$pagecrew" bench-worker lock $((total / 16)) <"$work/lock-end" >"$work/lock-said" 2>&1 &
+    "$pagecrew" bench-worker lock $((total / ${1:-16})) <"$work/lock-end" >"$work/lock-said" 2>&1 &
     locker=$!
     exec 9>"$work/lock-end"
     said_something "$work/lock-said"
@@ -360,4 +397,6 @@ add reclaim/group 300 reclaim_group
 add reclaim/demand 300 reclaim_demand
 add reclaim/hog 300 reclaim_hog
 add reclaim/behind 300 reclaim_behind
+long=yes
+add reclaim/kills 1800 reclaim_kills 300
 long=no

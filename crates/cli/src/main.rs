@@ -14,6 +14,7 @@ mod pool;
 mod preload;
 mod published;
 mod reclaim;
+mod rereading;
 mod run;
 mod serve;
 mod service;

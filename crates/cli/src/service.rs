@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::notify;
 use crate::output;
+use crate::rereading::Rereading;
 use crate::signals::{self, SignalDescriptor, SignalSet};
 use crate::supervised;
 use pagecrew::sys::clock::now_ns;
@@ -11,29 +12,31 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
 /// Why a wait is over.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+#[derive(Debug, PartialEq, Eq)]
+pub enum Event<S> {
     /// SIGTERM or SIGINT: the service is to end.
     Stop,
-    /// SIGHUP: the settings are to be read again.
-    Reload,
+    /// SIGHUP has come, and the settings were read again; [`reloaded`](Service::reloaded) follows when that was seen to.
+    Reload(Result<S, Failure>),
     /// These descriptors are ready, or it is time.
     Due(Vec<RawFd>),
 }
 
-/// A service, from its beginning to its end.
-pub struct Service {
+/// A service, from its beginning to its end. Its settings are an `S`.
+pub struct Service<S> {
     signals: SignalDescriptor,
     /// Those of them that end it.
     ends: SignalSet,
     before: SignalSet,
+    rereading: Rereading<S>,
     /// Whether it has said that it is served.
     served: Cell<bool>,
 }
 
-impl Service {
-    /// Signals wait from here on until they are asked for. To be called before there are threads, which take over what is blocked.
-    pub fn begin() -> Result<Service, Failure> {
+impl<S: Send + 'static> Service<S> {
+    /// Signals wait from here on until they are asked for. To be called before there are threads, which take over what is blocked. `read` has the
+    /// settings as they are now; it is called on a thread of its own.
+    pub fn begin(read: impl Fn() -> Result<S, Failure> + Send + Sync + 'static) -> Result<Service<S>, Failure> {
         signals::survive_a_closed_pipe();
         let set = SignalSet::of(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]);
         let before = set.block();
@@ -41,7 +44,8 @@ impl Service {
         // Whoever reads what it says may be stopped, and nobody waits for him.
         output::never_wait().map_err(|error| Failure::Failed(format!("the thread that writes: {error}")))?;
         let ends = SignalSet::of(&[libc::SIGINT, libc::SIGTERM]);
-        Ok(Service { signals, ends, before, served: Cell::new(false) })
+        let rereading = Rereading::new(read)?;
+        Ok(Service { signals, ends, before, rereading, served: Cell::new(false) })
     }
 
     /// It is served: the service manager may start what needs it.
@@ -60,19 +64,11 @@ impl Service {
         notify::more_time(time);
     }
 
-    /// The settings are read again; [`ready`](Service::ready) follows.
-    pub fn reloading(&self) {
-        notify::reloading();
-    }
-
-    /// Has `reload` read the settings again. A service that is not served yet is not served by that.
-    pub fn reload(&self, reload: impl FnOnce()) {
-        if !self.served.get() {
-            return reload();
+    /// The settings that were read again are in force, or refused. A service that was not served yet is not served by that.
+    pub fn reloaded(&self) {
+        if self.served.get() {
+            self.ready();
         }
-        self.reloading();
-        reload();
-        self.ready();
     }
 
     /// It ends. A second signal ends this process at once; the next one cleans up. A supervised service takes no notice of a second one: it
@@ -86,8 +82,12 @@ impl Service {
     }
 
     /// Waits for a signal, for one of `descriptors` with its events, or until the time `until_ns`, whichever is first.
-    pub fn wait(&self, until_ns: Option<u64>, descriptors: impl IntoIterator<Item = (RawFd, libc::c_short)>) -> Event {
-        let own = [(self.signals.as_raw_fd(), libc::POLLIN)];
+    pub fn wait(
+        &mut self,
+        until_ns: Option<u64>,
+        descriptors: impl IntoIterator<Item = (RawFd, libc::c_short)>,
+    ) -> Event<S> {
+        let own = [self.signals.as_raw_fd(), self.rereading.descriptor()].map(|fd| (fd, libc::POLLIN));
         let polled = own.into_iter().chain(descriptors).map(|(fd, events)| libc::pollfd { fd, events, revents: 0 });
         let mut polled: Vec<_> = polled.collect();
         let timeout = until_ns.map(|until| Duration::from_nanos(until.saturating_sub(now_ns())));
@@ -98,9 +98,18 @@ impl Service {
                 while self.signals.take().is_some_and(|signal| signal == libc::SIGHUP) {}
                 Event::Stop
             }
-            Some(libc::SIGHUP) => Event::Reload,
+            Some(libc::SIGHUP) => {
+                if self.served.get() {
+                    notify::reloading();
+                }
+                self.rereading.begin();
+                Event::Due(Vec::new())
+            }
             Some(_) => Event::Stop,
             None => {
+                if let Some(read) = self.rereading.take() {
+                    return Event::Reload(read);
+                }
                 let ready = |polled: &&libc::pollfd| polled.revents & polled.events != 0;
                 Event::Due(polled.iter().skip(own.len()).filter(ready).map(|polled| polled.fd).collect())
             }

@@ -24,7 +24,7 @@ use std::time::Duration;
 /// Fills files of huge pages on a file system of its own, in the idle class and with a bounded share of one CPU, as
 /// long as enough memory is free and nobody waits for memory. A file is handed out once and never comes back. Needs
 /// root.
-#[derive(clap::Args, Debug, Default)]
+#[derive(clap::Args, Clone, Debug, Default)]
 #[command(after_help = "\
 Examples:
   pagecrew pool serve --size 16G
@@ -78,7 +78,8 @@ pub struct Arguments {
 /// Serves until it is told to end.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let settings = settings(arguments)?;
-    let service = Service::begin()?;
+    let again = arguments.clone();
+    let mut service = Service::begin(move || self::settings(&again))?;
     let listener = settings.metrics.as_ref().map(Listener::new).transpose()?;
     let server = Server::start(settings.options.clone(), log).map_err(failure)?;
     let metrics = listener.map(|listener| metrics::serve(listener, &server)).transpose()?;
@@ -107,7 +108,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         let pause = [progress::show(bar, &server), look].into_iter().flatten().min();
         match service.wait(pause.map(|pause| now_ns() + pause.as_nanos() as u64), []) {
             Event::Due(_) => {}
-            Event::Reload => service.reload(|| reload(&server, arguments, &settings)),
+            Event::Reload(read) => {
+                reload(&server, read, &settings);
+                service.reloaded();
+            }
             Event::Stop => break,
         }
     }
@@ -167,9 +171,9 @@ fn log(line: &str) {
     notify::status(line);
 }
 
-/// Reads the settings once more. Where they make no sense, all stays as it is.
-fn reload(server: &Server, arguments: &Arguments, running: &Settings) {
-    let result = settings(arguments).and_then(|settings| {
+/// Goes on with settings that were read again. Where they make no sense, all stays as it is.
+fn reload(server: &Server, read: Result<Settings, Failure>, running: &Settings) {
+    let result = read.and_then(|settings| {
         server.reconfigure(&settings.options).map_err(failure)?;
         Ok(settings)
     });

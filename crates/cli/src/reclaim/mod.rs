@@ -38,7 +38,7 @@ use std::sync::Arc;
 /// A control group at its own limit has no reclaim in the background at all. While the tasks of one are at the limit, some of its page cache
 /// is reclaimed before they need the room (memory.reclaim). No limit is ever changed. While the machine has demand, a group that takes most of
 /// it, and has half of all page cache, is held to what it has.
-#[derive(clap::Args, Default)]
+#[derive(clap::Args, Clone, Default)]
 #[command(after_help = "\
 Examples:
   pagecrew reclaim                            as long as it runs, and say what came of it
@@ -129,7 +129,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let mut job = read(arguments)?;
     // Before there are threads, which would keep the rights that only this takes.
     let threads = Threads::listen().map_err(ReclaimError::from)?;
-    let service = Service::begin()?;
+    let again = arguments.clone();
+    let mut service = Service::begin(move || read(&again))?;
     let mut reclaimer = Reclaimer::new(threads, job.options)?;
     if reclaimer.found_one_left() {
         note("vm.watermark_scale_factor was as a killed pagecrew reclaim had left it, and was put back first");
@@ -162,21 +163,24 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         match service.wait(reclaimer.next_look_ns(), reclaimer.descriptors()) {
             service::Event::Stop => break Ok(()),
             service::Event::Due(_) => {}
-            service::Event::Reload => service.reload(|| match read(arguments) {
-                Ok(read) => {
-                    if read.metrics != job.metrics {
-                        note("metrics can't change while it runs: start it again for that");
+            service::Event::Reload(read) => {
+                match read {
+                    Ok(read) => {
+                        if read.metrics != job.metrics {
+                            note("metrics can't change while it runs: start it again for that");
+                        }
+                        (job.options, job.groups, job.drop_behind) = (read.options, read.groups, read.drop_behind);
+                        behind.change(job.drop_behind.clone());
+                        reclaimer.change(job.options);
+                        if let Some(groups) = &groups {
+                            groups.change(job.for_groups());
+                        }
+                        note("the settings were read again");
                     }
-                    (job.options, job.groups, job.drop_behind) = (read.options, read.groups, read.drop_behind);
-                    behind.change(job.drop_behind.clone());
-                    reclaimer.change(job.options);
-                    if let Some(groups) = &groups {
-                        groups.change(job.for_groups());
-                    }
-                    note("the settings were read again");
+                    Err(error) => note(&format!("the settings stay as they are: {error}")),
                 }
-                Err(error) => note(&format!("the settings stay as they are: {error}")),
-            }),
+                service.reloaded();
+            }
         }
         // Also after a reload: what was readable meanwhile is not readable once more.
         match reclaimer.see_to() {

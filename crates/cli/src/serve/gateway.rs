@@ -33,7 +33,8 @@ pub struct Arguments {
 
 /// `pagecrew serve-metrics`, as the supervisor starts it.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let service = service::Service::begin()?;
+    // It has no settings.
+    let mut service = service::Service::begin(|| Ok(()))?;
     let socket = std::io::stdin().as_fd().try_clone_to_owned();
     let socket = socket.map_err(|error| Failure::Failed(format!("standard input: {error}")))?;
     let listener = Listener::inherited(socket)?;
@@ -43,7 +44,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     loop {
         match service.wait(None, []) {
             Event::Stop => break,
-            Event::Reload => service.reload(|| {}),
+            Event::Reload(_) => service.reloaded(),
             Event::Due(_) => {}
         }
     }

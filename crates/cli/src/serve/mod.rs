@@ -30,7 +30,7 @@ use supervisor::Supervisor;
 ///
 /// Each is a process of its own, with no more rights than it needs, and is started again when it ends. One that can't work here, or whose
 /// settings are wrong, is left out, and the others go on. One endpoint has the metrics of all.
-#[derive(clap::Args, Default)]
+#[derive(clap::Args, Clone, Default)]
 #[command(after_help = "\
 Examples:
   pagecrew serve                              what /etc/pagecrew/pagecrew.toml has settings for, and reclaim
@@ -103,7 +103,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         ));
     }
     raise_limits();
-    let service = Service::begin()?;
+    let again = arguments.clone();
+    let service = Service::begin(move || read(&again))?;
     let directory = Directory::take(&job.directory, || service.starting())?;
     let listener = job.metrics.as_ref().map(Listener::new).transpose()?;
     let board = Board::default();
@@ -127,7 +128,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         settled: false,
         status: String::new(),
     };
-    let result = supervisor.run(arguments);
+    let result = supervisor.run();
     let ended = supervisor.end();
     drop(own_metrics);
     result.and(ended)?;

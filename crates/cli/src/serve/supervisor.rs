@@ -5,7 +5,7 @@ use super::member::{Member, News, Setting};
 use super::metrics::Board;
 use super::part::Part;
 use super::report::Reporter;
-use super::{Arguments, Job, read, say_own_metrics};
+use super::{Job, say_own_metrics};
 use crate::failure::Failure;
 use crate::metrics::Listener;
 use crate::notify;
@@ -21,7 +21,7 @@ const LAST: Duration = Duration::from_secs(5);
 
 /// See the module.
 pub struct Supervisor {
-    pub service: Service,
+    pub service: Service<Job>,
     pub directory: Directory,
     pub config: Option<PathBuf>,
     pub listener: Option<Listener>,
@@ -38,7 +38,7 @@ pub struct Supervisor {
 
 impl Supervisor {
     /// Supervises until it is told to end.
-    pub fn run(&mut self, arguments: &Arguments) -> Result<(), Failure> {
+    pub fn run(&mut self) -> Result<(), Failure> {
         for index in 0..self.members.len() {
             let part = self.members[index].part;
             if part == Part::Metrics || self.job.services.contains(&part) {
@@ -54,13 +54,13 @@ impl Supervisor {
             }
             match self.wait() {
                 service::Event::Stop => return Ok(()),
-                service::Event::Reload => self.reload(arguments)?,
+                service::Event::Reload(read) => self.reload(read)?,
                 service::Event::Due(_) => self.see_to()?,
             }
         }
     }
 
-    fn wait(&self) -> service::Event {
+    fn wait(&mut self) -> service::Event<Job> {
         let until = self.members.iter().filter_map(|member| member.life.next_ns()).min();
         let descriptors = self.members.iter().flat_map(Member::descriptors);
         self.service.wait(until, descriptors.map(|descriptor| (descriptor, libc::POLLIN)))
@@ -136,11 +136,11 @@ impl Supervisor {
         }
     }
 
-    /// Reads the settings once more. Where they make no sense, all stays as it is.
-    fn reload(&mut self, arguments: &Arguments) -> Result<(), Failure> {
-        self.service.reloading();
+    /// Goes on with settings that were read again. Where they make no sense, all stays as it is. The service manager is told when all services have
+    /// taken them over.
+    fn reload(&mut self, read: Result<Job, Failure>) -> Result<(), Failure> {
         self.settled = false;
-        let job = match read(arguments) {
+        let job = match read {
             Ok(job) => job,
             Err(error) => return self.reporter.all("refused", &format!("the settings stay as they are: {error}")),
         };

@@ -80,13 +80,11 @@ impl Wards {
     }
 
     /// Holds groups that have come, or come back.
-    pub fn renew(&mut self, worker: &Worker) {
-        let begin_ns = thread_cpu_ns();
+    pub fn renew(&mut self) {
         for ward in &mut self.wards {
             let result = ward.renew();
             ward.say_why(result);
         }
-        worker.charge(thread_cpu_ns() - begin_ns);
     }
 
     /// What came of it so far.
@@ -122,14 +120,12 @@ impl Wards {
                 let result = ward.renew();
                 ward.say_why(result);
                 let cpu_ns = thread_cpu_ns() - begin_ns;
-                worker.charge(cpu_ns);
                 ward.retry_ns = now_ns() + RETRY_NS.max(cpu_ns * RETRY_COSTS);
                 continue;
             }
             let Some(holder) = ward.holder.as_mut().filter(|_| due) else { continue };
             let standing = holder.look();
             let cpu_ns = thread_cpu_ns() - begin_ns;
-            worker.charge(cpu_ns);
             let todo = ward.relief.looked(standing, holder.holding(), cpu_ns, now_ns());
             self.held += u64::from(todo.rush && standing == Standing::Held);
             self.let_go += u64::from(todo.let_go);

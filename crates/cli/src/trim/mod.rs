@@ -28,7 +28,7 @@ use std::process::ExitCode;
 ///
 /// Looks at a few bytes of each huge page. Of one that is mostly zero, the kernel (Linux 6.12 or later) keeps only what is not zero;
 /// it compares the contents itself, so no write is lost, and no process is stopped. What went is counted afterwards.
-#[derive(clap::Args, Default)]
+#[derive(clap::Args, Clone, Default)]
 #[command(after_help = "\
 Examples:
   pagecrew trim --all --dry-run             what each process could give back

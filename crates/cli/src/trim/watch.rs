@@ -25,7 +25,8 @@ const NOTE_MOST: Duration = Duration::from_secs(3600);
 
 /// `pagecrew trim --watch`. Ends with status 0 when it is told to, and when the processes that it was told by number have ended.
 pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
-    let service = Service::begin()?;
+    let again = arguments.clone();
+    let mut service = Service::begin(move || super::read(&again))?;
     if !arguments.cgroup.is_empty() {
         job.selection.check_groups()?;
     }
@@ -46,20 +47,21 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
         let ready = match service.wait(Some(until), wards.descriptors().chain([worker.descriptor()])) {
             Event::Due(ready) => ready,
             Event::Stop => break Ok(()),
-            Event::Reload => {
-                service.reload(|| match super::read(arguments) {
+            Event::Reload(read) => {
+                match read {
                     Ok(read) => {
                         if read.metrics != job.metrics {
                             note("metrics can't change while it runs: start it again for that");
                         }
                         job = Job { metrics: job.metrics.clone(), ..read };
                         wards.change(&job);
-                        wards.renew(&worker);
+                        wards.renew();
                         note("the settings were read again");
                         worker.change(job.clone());
                     }
                     Err(error) => note(&format!("the settings stay as they are: {error}")),
-                });
+                }
+                service.reloaded();
                 // Whatever is ready still is the next time.
                 Vec::new()
             }
@@ -94,7 +96,7 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
         board.change(|figures| figures.holds = wards.holds());
         if now_ns() >= next_renewal {
             next_renewal = now_ns() + job.options.interval.as_nanos() as u64;
-            wards.renew(&worker);
+            wards.renew();
         }
     };
     // First of all, nobody waits for us any more.

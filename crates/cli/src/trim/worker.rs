@@ -16,12 +16,12 @@ use nix::sched::CloneFlags;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pagecrew::group::relief::Rushed;
 use pagecrew::group::rushes::{Rush, Rushes};
-use pagecrew::sys::clock::{now_ns, thread_cpu_ns};
+use pagecrew::sys::clock::{now_ns, process_cpu_ns, thread_cpu_ns};
 use pagecrew::sys::thread::keep_descriptor;
 use pagecrew::trim::{Id, Kernel, Turn};
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -104,8 +104,6 @@ struct Shared {
     /// It has come to its end.
     over: AtomicBool,
     whereabouts: Whereabouts,
-    /// CPU time that was used for the fleet elsewhere.
-    spent_ns: AtomicU64,
     /// Ready when something was said.
     event: EventFd,
 }
@@ -218,11 +216,6 @@ impl Worker {
         self.tell(Command::Change(Box::new(job)));
     }
 
-    /// Charges CPU time that was used elsewhere.
-    pub fn charge(&self, cpu_ns: u64) {
-        self.line.shared.spent_ns.fetch_add(cpu_ns, Ordering::Relaxed);
-    }
-
     /// Ends it and returns its last report, unless it waits for something longer than `patience`: it then goes with the process.
     pub fn end(self, patience: Duration) -> Option<Box<Report>> {
         self.line.shared.stop.store(true, Ordering::Relaxed);
@@ -254,7 +247,6 @@ impl Line {
             stop: AtomicBool::new(false),
             over: AtomicBool::new(false),
             whereabouts: Whereabouts::default(),
-            spent_ns: AtomicU64::new(0),
             event,
         });
         let (commands, heard) = channel();
@@ -268,6 +260,7 @@ impl Line {
             rushes: Rushes::default(),
             board: board.clone(),
             first,
+            since_ns: process_cpu_ns(),
         };
         let (parted, has_parted) = channel::<()>();
         let builder = std::thread::Builder::new().name("trim".into());
@@ -304,6 +297,8 @@ struct Thread {
     /// Where it writes down its figures.
     board: Board,
     first: bool,
+    /// What the process had used of the CPUs before. All that it uses from there on counts for the budget, on whichever of its threads.
+    since_ns: u64,
 }
 
 impl Thread {
@@ -393,10 +388,7 @@ impl Thread {
             if self.shared.stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            let spent_ns = self.shared.spent_ns.swap(0, Ordering::Relaxed);
-            if spent_ns > 0 {
-                self.session.fleet.charge(spent_ns, &Kernel);
-            }
+            self.session.fleet.charge_up_to(process_cpu_ns() - self.since_ns, &Kernel);
             if let Some(begin) = self.rushes.turn() {
                 if begin.in_place_of.is_some() {
                     self.session.fleet.calm_down();
@@ -423,15 +415,13 @@ impl Thread {
         }
     }
 
-    /// Renews the figures, which counts for the budget.
+    /// Renews the figures.
     fn write_down(&mut self) {
         if self.session.job().metrics.is_none() {
             return;
         }
-        let begin_ns = thread_cpu_ns();
         let (overview, total, cpu) = (self.session.overview(), self.session.total(), self.session.job().options.cpu);
         self.board.change(|figures| (figures.overview, figures.total, figures.cpu) = (overview, total, cpu));
-        self.session.fleet.charge(thread_cpu_ns() - begin_ns, &Kernel);
     }
 
     /// Works for a slice at most. Returns how long there is nothing to do.

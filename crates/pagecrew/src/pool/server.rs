@@ -175,8 +175,10 @@ impl Shared {
         let promised = state.promised();
         // What a former server has filled is there before this one has looked at it.
         let waiting = state.nodes.values().flat_map(|node| &node.waiting);
-        let waiting: usize = waiting.map(|ready| shared_file::backed_bytes(&ready.file).unwrap_or(ready.filled)).sum();
-        let there = waiting.max(state.ready()) + state.being_filled() + state.taken_bytes().saturating_sub(promised);
+        let of = |ready: &Ready<Arc<File>>| {
+            shared_file::backed_bytes(&ready.file).unwrap_or(0).max(state.filled_soon(ready))
+        };
+        let there = waiting.map(of).sum::<usize>() + state.taken_bytes().saturating_sub(promised);
         in_mount.saturating_sub(there).min(promised) as u64
     }
 

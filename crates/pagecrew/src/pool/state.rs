@@ -291,6 +291,11 @@ impl<F: Clone> State<F> {
         self.filling.filter(|filling| waits(filling.id)).map_or(0, |filling| filling.bytes)
     }
 
+    /// Bytes that a waiting file has, with those that the filler is at.
+    pub fn filled_soon(&self, ready: &Ready<F>) -> usize {
+        ready.filled + self.filling.filter(|filling| filling.id == ready.id).map_or(0, |filling| filling.bytes)
+    }
+
     /// Bytes that are taken.
     pub fn taken_bytes(&self) -> usize {
         self.taken.values().map(|taken| taken.size).sum()
@@ -549,6 +554,8 @@ mod tests {
         // What the filler is about to back is left to it as long as there is room.
         assert!(state.give_up_filling(0).is_none());
         state.filling = Some(Filling { id: 1, bytes: 4 * PAGE });
+        let soon = state.nodes[&0].waiting.iter().map(|ready| state.filled_soon(ready) / PAGE);
+        assert_eq!(soon.collect::<Vec<_>>(), [8, 8]);
         assert!(state.give_up_filling(4 * PAGE).is_none());
         let given_up = state.give_up_filling(3 * PAGE).unwrap();
         assert_eq!((given_up.ready.id, given_up.keep), (1, 4 * PAGE));

@@ -209,6 +209,14 @@ impl<T: Target> Fleet<T> {
         self.budget.charge(cpu_ns, 0, clock.now_ns());
     }
 
+    /// Charges what is left of `cpu_ns`, the CPU time that was used for the fleet so far, here and elsewhere, after what was charged before.
+    pub fn charge_up_to(&mut self, cpu_ns: u64, clock: &impl Clock) {
+        let left = cpu_ns.saturating_sub(self.spent.all_ns);
+        if left > 0 {
+            self.charge(left, clock);
+        }
+    }
+
     /// What [`Options`] say from now on. What was looked at stays known.
     pub fn reconfigure(&mut self, options: Options, clock: &impl Clock) {
         let now = clock.now_ns();

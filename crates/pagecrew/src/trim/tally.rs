@@ -32,7 +32,7 @@ figures! {
         members: u64, Gauge Count, "Processes that are trimmed.";
         refused: u64, Gauge Count, "Processes that are left alone, or that can't be trimmed.";
         due key "huge_pages_due": u64, Gauge Count, "Huge pages that wait for a look.";
-        budget_cpu_ns key "budget_cpu_seconds": u64, Counter Seconds, "CPU time charged to the budget: to find processes, to search them, to look and to split.";
+        budget_cpu_ns key "budget_cpu_seconds": u64, Counter Seconds, "CPU time charged to the budget: all that the service uses, to find processes, to search them, to look, to split and to hold groups.";
     }
 }
 

@@ -451,6 +451,20 @@ fn in_an_emergency_the_budget_waits_and_is_paid_afterwards() {
     assert!(matches!(fleet.turn(&*clock), Turn::Spent(_)));
 }
 
+#[test]
+fn what_is_used_elsewhere_is_paid_as_well_and_nothing_twice() {
+    let clock = Rc::<FakeClock>::default();
+    let mut fleet = Fleet::<Process>::new(Options { cpu: Some(0.01), ..Options::default() }, &*clock);
+    // A hundred milliseconds are saved up; of 150 in all, 50 are a debt for five seconds.
+    fleet.charge(30_000_000, &*clock);
+    fleet.charge_up_to(150_000_000, &*clock);
+    assert_eq!(fleet.charged_ns(), 150_000_000);
+    assert_eq!(fleet.turn(&*clock), Turn::Spent(Duration::from_secs(5)));
+    fleet.charge_up_to(120_000_000, &*clock);
+    fleet.charge_up_to(150_000_000, &*clock);
+    assert_eq!(fleet.turn(&*clock), Turn::Spent(Duration::from_secs(5)));
+}
+
 /// Two hundred processes whose searches alone take longer than the interval between two, and the memory of one is needed: its zeroes go before
 /// many others were searched, a rush of all of them ends, and searching never takes the place of looking.
 #[test]
