@@ -20,9 +20,18 @@ demo: setup build ## Real programs with and without Pagecrew: time, page faults,
 test: setup built ## Every test that takes no longer than a few minutes
 	@bash scripts/test-real.sh --put-back
 	$(CARGO) test --workspace --profile checked
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom $(CARGO) test --package pagecrew --profile checked --lib model
 	@if [ -e scripts/test-real.sh ]; then bash scripts/test-real.sh; fi
-	bash scripts/guests.sh --short
+	@$(MAKE) --no-print-directory models-and-guests
+
+# Models of all interleavings take a CPU and nothing else, and a guest takes little more than another.
+.PHONY: models-and-guests
+models-and-guests:
+	@RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom nice $(CARGO) test --package pagecrew --profile checked --lib model \
+		>$(TARGET)/loom/output 2>&1 & models=$$!; \
+	bash scripts/guests.sh --short; status=$$?; \
+	wait $$models || status=$$?; \
+	cat $(TARGET)/loom/output; \
+	exit $$status
 
 # What `test` needs, at the same time: the end of each of the three is one crate, which leaves the other CPUs idle.
 .PHONY: built

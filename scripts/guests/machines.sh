@@ -33,7 +33,7 @@ machine_debian12() {
     left='as debian13'
     release=bookworm-amd64 append="psi=1"
     tests=("${everything[@]}")
-    short_tests=(feature sequences family/glibc)
+    short_tests=(feature sequences)
 }
 
 # Node 2 has no memory, node 3 no CPU.
