@@ -1,6 +1,7 @@
 //! Files of settings: TOML in which whatever is wrong is named with its line and its key.
 
 use crate::failure::Failure;
+use crate::output::note;
 use std::fmt::Display;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -67,6 +68,18 @@ impl Table {
             text += &format!(" [default: {}]", key.default);
         }
         text
+    }
+
+    /// The keys that take a new start, of those of which `differs` says that the file has another value now.
+    pub fn fixed(&self, differs: impl Fn(&str) -> bool) -> Vec<&'static str> {
+        self.keys.iter().filter(|key| !key.live && differs(key.name)).map(|key| key.name).collect()
+    }
+}
+
+/// Says that these keys have another value now, which a service that runs does not take over.
+pub fn note_fixed(names: &[&str]) {
+    if !names.is_empty() {
+        note(&format!("{} can't change while it runs: start it again for that", names.join(", ")));
     }
 }
 

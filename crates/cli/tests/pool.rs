@@ -404,7 +404,7 @@ fn metrics_are_scraped_at_a_socket() {
     // What is read again does not move it.
     std::fs::write(&file, "[pool]\nsize = \"4M\"\nmetrics = 0\n").unwrap();
     served.signal(libc::SIGHUP);
-    served.wait_until(|served| served.log().contains("metrics can't change while it is served"));
+    served.wait_until(|served| served.log().contains("metrics can't change while it runs"));
     scrape(UnixStream::connect(&socket).unwrap());
     served.signal(libc::SIGTERM);
     assert_eq!(served.process.wait().unwrap().code(), Some(0), "{}", served.log());

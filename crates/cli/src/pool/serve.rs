@@ -7,7 +7,7 @@ use crate::metrics::{Address, Listener};
 use crate::notify;
 use crate::output::note;
 use crate::service::{Event, Service};
-use crate::settings::{AGAIN, PROTOCOL, option, options, wrong};
+use crate::settings::{AGAIN, PROTOCOL, note_fixed, option, options, wrong};
 use crate::values::{groups_of, parse_group, parse_percent, parse_user};
 use indicatif::ProgressBar;
 use pagecrew::pool::{Options, Progress, Server, Subordinates};
@@ -180,10 +180,7 @@ fn reload(server: &Server, read: Result<Settings, Failure>, running: &Settings) 
     match result {
         Ok(settings) => {
             log("the settings were read again");
-            let fixed = fixed_settings(running, &settings);
-            if !fixed.is_empty() {
-                note(&format!("{} can't change while it is served: start it again for that", fixed.join(", ")));
-            }
+            note_fixed(&fixed_settings(running, &settings));
         }
         Err(error) => note(&format!("the settings stay as they are: {error}")),
     }
@@ -193,7 +190,7 @@ fn reload(server: &Server, read: Result<Settings, Failure>, running: &Settings) 
 fn fixed_settings(running: &Settings, wanted: &Settings) -> Vec<&'static str> {
     let (metrics, ready) = (running.metrics != wanted.metrics, running.ready != wanted.ready);
     let (running, wanted) = (&running.options, &wanted.options);
-    let differs = |name: &str| match name {
+    TABLE.fixed(|name| match name {
         "metrics" => metrics,
         "ready" => ready,
         "directory" => running.directory != wanted.directory,
@@ -203,8 +200,7 @@ fn fixed_settings(running: &Settings, wanted: &Settings) -> Vec<&'static str> {
         "backing" => running.backing != wanted.backing,
         "limit" => running.limit != wanted.limit,
         _ => false,
-    };
-    TABLE.keys.iter().filter(|key| !key.live && differs(key.name)).map(|key| key.name).collect()
+    })
 }
 
 /// The pool, and what belongs to the service.

@@ -10,7 +10,7 @@ use crate::metrics::Address;
 use crate::notify;
 use crate::output::{note, print};
 use crate::service::{self, Service};
-use crate::settings::{AGAIN, PROTOCOL, option, options, wrong};
+use crate::settings::{AGAIN, PROTOCOL, note_fixed, option, options, wrong};
 use crate::trim::parse_name;
 use crate::values::parse_control_group;
 use config::{Config, TABLE};
@@ -166,9 +166,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             service::Event::Reload(read) => {
                 match read {
                     Ok(read) => {
-                        if read.metrics != job.metrics {
-                            note("metrics can't change while it runs: start it again for that");
-                        }
+                        note_fixed(&TABLE.fixed(|key| key == "metrics" && read.metrics != job.metrics));
                         (job.options, job.groups, job.drop_behind) = (read.options, read.groups, read.drop_behind);
                         behind.change(job.drop_behind.clone());
                         reclaimer.change(job.options);

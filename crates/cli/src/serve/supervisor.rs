@@ -1,5 +1,6 @@
 //! The loop over all services: what has happened to them, and what is done about it.
 
+use super::config::TABLE;
 use super::directory::Directory;
 use super::member::{Member, News, Setting};
 use super::metrics::Board;
@@ -11,6 +12,7 @@ use crate::metrics::Listener;
 use crate::notify;
 use crate::output::note;
 use crate::service::{self, Service};
+use crate::settings::note_fixed;
 use pagecrew::control::supervision::{End, Event, Phase};
 use pagecrew::sys::clock::now_ns;
 use std::path::PathBuf;
@@ -144,10 +146,11 @@ impl Supervisor {
             Ok(job) => job,
             Err(error) => return self.reporter.all("refused", &format!("the settings stay as they are: {error}")),
         };
-        let fixed = [("metrics", job.metrics != self.job.metrics), ("directory", job.directory != self.job.directory)];
-        for (name, _) in fixed.into_iter().filter(|(_, differs)| *differs) {
-            note(&format!("{name} can't change while it runs: start it again for that"));
-        }
+        note_fixed(&TABLE.fixed(|key| match key {
+            "metrics" => job.metrics != self.job.metrics,
+            "directory" => job.directory != self.job.directory,
+            _ => false,
+        }));
         say_own_metrics(&job, &self.job.own_metrics);
         self.job = Job { metrics: self.job.metrics.clone(), directory: self.job.directory.clone(), ..job };
         for index in 0..self.members.len() {

@@ -1,5 +1,6 @@
 //! Trimming for as long as it is wanted.
 
+use super::config::TABLE;
 use super::hold::Wards;
 use super::metrics::Board;
 use super::session::Report;
@@ -8,6 +9,7 @@ use super::{Arguments, Job, show};
 use crate::failure::Failure;
 use crate::output::{Sparing, note, print};
 use crate::service::{Event, Service};
+use crate::settings::note_fixed;
 use pagecrew::sys::clock::now_ns;
 use pagecrew::units::Bytes;
 use std::io::IsTerminal;
@@ -50,9 +52,7 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
             Event::Reload(read) => {
                 match read {
                     Ok(read) => {
-                        if read.metrics != job.metrics {
-                            note("metrics can't change while it runs: start it again for that");
-                        }
+                        note_fixed(&TABLE.fixed(|key| key == "metrics" && read.metrics != job.metrics));
                         job = Job { metrics: job.metrics.clone(), ..read };
                         wards.change(&job);
                         wards.renew();
