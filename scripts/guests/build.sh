@@ -52,20 +52,27 @@ product() {
     for file in pagecrew libpagecrew_preload.so; do without_debug "$target/release/$file" "$directory/$file"; done
 }
 
-# The same with Debian's own compilers in a tree of their own, since the Rust that is installed here builds for this processor only.
+# The same for another processor, in a tree with Debian's cross compiler: the Rust that is installed here builds for this processor only.
 # Crates are what this machine's cargo has fetched.
 cross_product() {
-    local directory=$1 root=$cache/cross triple=aarch64-unknown-linux-gnu built=$target/cross
-    unpacked cross trixie-amd64 "${bare_packages[@]}" --target-release trixie-backports cargo rustc gcc libc6-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross
-    unpacked cross-std trixie-arm64 --target-release trixie-backports libstd-rust-dev
+    local directory=$1 root=$cache/cross triple=aarch64-unknown-linux-gnu built=$target/cross rust=/usr/bin
+    local packages=("${bare_packages[@]}" gcc libc6-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
+    # The version that is installed here, or else Debian's: of that, both processors may not have the same one at the same time.
+    if command -v rustup >/dev/null; then
+        rust=$(rust_for "$triple")
+        unpacked cross trixie-amd64 "${packages[@]}"
+    else
+        unpacked cross trixie-amd64 "${packages[@]}" --target-release trixie-backports cargo rustc
+        unpacked cross-std trixie-arm64 --target-release trixie-backports libstd-rust-dev
+        cp -a "$cache/cross-std/usr/lib/rustlib/$triple" "$root/usr/lib/rustlib/"
+    fi
     merge_usr "$root"
     ln -sfn gcc "$root/usr/bin/cc"
-    cp -a "$cache/cross-std/usr/lib/rustlib/$triple" "$root/usr/lib/rustlib/"
     cargo fetch --quiet --locked
     mkdir -p "$directory" "$built"
     # shellcheck disable=SC2016
     in_tree "$root" '
-        export CARGO_HOME='"${CARGO_HOME:-$HOME/.cargo}"' CARGO_TARGET_DIR='"$built"' CARGO_PROFILE_RELEASE_DEBUG=0
+        export PATH='"$rust"':$PATH CARGO_HOME='"${CARGO_HOME:-$HOME/.cargo}"' CARGO_TARGET_DIR='"$built"' CARGO_PROFILE_RELEASE_DEBUG=0
         # The same code, built sooner: nobody measures it.
         export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16
         export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
@@ -75,6 +82,14 @@ cross_product() {
         CC=aarch64-linux-gnu-gcc bash scripts/test-real.sh --build'
     stripped "$directory" cp <"$built/messages"
     cp "$built/$triple/release/pagecrew" "$built/$triple/release/libpagecrew_preload.so" "$directory/"
+}
+
+# rust_for TRIPLE: prints the directory of the Rust of this machine's version that builds for TRIPLE, which is got first, into the cache.
+rust_for() {
+    local version
+    version=$(rustc --version | awk '{ print $2 }')
+    RUSTUP_HOME=$cache/rustup rustup --quiet toolchain install "$version" --profile minimal --target "$1" --no-self-update >&2
+    echo "$cache/rustup/toolchains/$version-x86_64-unknown-linux-gnu/bin"
 }
 
 # in_tree ROOT COMMANDS: runs the commands in the tree, at this checkout, which is mounted in it for the moment.
