@@ -5,7 +5,7 @@
 //! the process's table it would keep the guards of held groups from seeing that the process is at its end. (In containers that is refused.)
 //!
 //! A thread that waits too long is left behind, with the process that it waits for: another one takes its place, which leaves that process
-//! alone for as long as the first one waits. So nobody can keep others from being trimmed.
+//! alone (`in_the_way.rs`), and all of its user's if there are several. So nobody can keep others' from being trimmed.
 
 use super::Job;
 use super::in_the_way::InTheWay;
