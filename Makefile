@@ -92,7 +92,7 @@ install: build ## The command, the library and the services into PREFIX (default
 		contrib/pagecrew-reclaim.service contrib/pagecrew.service
 	sed -i 's|=/usr/local/bin/|=$(PREFIX)/bin/|' $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,pagecrew-pool.service pagecrew-trim.service \
 		pagecrew-reclaim.service pagecrew.service)
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/pagecrew/docs docs/*.md docs/*.svg
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/pagecrew/docs docs/*.md $(wildcard docs/*.svg)
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/pagecrew contrib/grafana/pagecrew.json contrib/prometheus/pagecrew.rules.yml
 
 .PHONY: clean

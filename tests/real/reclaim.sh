@@ -148,7 +148,7 @@ reclaim_kills() {
     change "$factor" "$before"
     nice=$(urgency)
     keeper='' service='' readers=''
-    at_exit 'kill -9 $readers 2>/dev/null || true; end_jobs'
+    at_exit 'kill -9 ${readers:-} 2>/dev/null || true; end_jobs'
     little_memory
     while :; do read_much 4 >/dev/null; done &
     readers=$!

@@ -10,6 +10,7 @@ Services run already; FILES is a directory of files on a disk, more than the pag
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -21,13 +22,14 @@ LOAD = 150
 TAKE = 97
 # No two peaks of a signal are closer.
 PERIOD = 30
-# What is less than this part of all that a signal does is noise, and so is what is less than this much.
-NOISE = 0.25
-FACTOR_NOISE = 10
+# What goes up and down by itself goes from one end to the other: less than this part of that is the load's own noise, and so is what is less than
+# this much. (Readers that find more or less in the page cache, a program that frees and allocates.)
+NOISE = 0.5
+FACTOR_NOISE = 20
 BYTES_NOISE = 64 * MIB
 
-# Holds blocks of many sizes, each full of its own bytes, changes some of them now and then, and looks at them again. Two minutes it has much, and
-# two minutes little.
+# Holds blocks of many sizes, each full of its own bytes, changes some of them now and then, and looks at them again. Two minutes it has many, and
+# two minutes few.
 PROGRAM = """
 import random, sys, time
 random.seed(1)
@@ -42,7 +44,7 @@ while time.monotonic() < end:
             assert block.count(byte) == len(block), "memory has changed"
         if random.random() < 0.7:
             byte = random.randrange(256)
-            blocks[key] = byte, bytes([byte]) * random.randrange(64 << 10, 8 << 20)
+            blocks[key] = byte, bytes([byte]) * random.randrange(64 << 10, 2 << 20)
     for key in [key for key in blocks if key >= 8 and not much]:
         del blocks[key]
     rounds += 1
@@ -87,6 +89,12 @@ def take(path, size):
         return int(words["ready"])
 
 
+def stop(readers):
+    if readers is not None:
+        os.killpg(readers.pid, signal.SIGKILL)
+        readers.wait()
+
+
 def look(pagecrew, program):
     """What Pagecrew sets now."""
     ask = lambda *words: json.loads(subprocess.check_output([pagecrew, *words, "--json"]))
@@ -109,20 +117,20 @@ def main():
     readers, rows, takes = None, [], 0
     while (now := time.monotonic() - begin) < seconds:
         if int(now / LOAD) % 2 == 0:
-            if readers is None or readers.poll() is not None:
-                readers = subprocess.Popen(
-                    [pagecrew, "bench-worker", "load", files, "4", "cached"], stdout=subprocess.DEVNULL
-                )
-        elif readers is not None and readers.poll() is None:
-            readers.kill()
-            readers.wait()
+            # Without a pause, which would be a load that comes and goes by itself.
+            readers = readers or subprocess.Popen(
+                ["sh", "-c", 'while :; do "$0" bench-worker load "$1" 4 cached; done', pagecrew, files],
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        else:
+            readers = stop(readers)
         if now // TAKE > takes:
             takes += 1
             take(path, 64 * MIB)
         rows.append(look(pagecrew, program.pid))
         time.sleep(max(0, begin + len(rows) + 2 - time.monotonic()))
-    if readers is not None and readers.poll() is None:
-        readers.kill()
+    stop(readers)
     rounds, _ = program.communicate(timeout=60)
     assert program.returncode == 0 and int(rounds) > seconds, f"the program: {program.returncode}, {rounds} rounds"
     said, bad = [], []

@@ -1,5 +1,5 @@
-//! The thread that answers scrapers. Nothing else waits for a client. Bounded are the bytes of a request, the time of a connection, the
-//! connections at a time, and those in a second. So a client that is slow, floods or sends nonsense delays at most other scrapers.
+//! The thread that answers scrapers. Nothing else waits for a client. Bounded are the bytes of a request and the pieces in which it comes, the time
+//! of a connection, the connections at a time, and those in a second. So a client that is slow, floods or sends nonsense delays at most other scrapers.
 
 use super::address::Address;
 use super::http::{self, HEAD_MOST, Outcome};
@@ -8,11 +8,13 @@ use super::text::text;
 use crate::failure::Failure;
 use pagecrew::control::Bucket;
 use pagecrew::stats::Sample;
-use pagecrew::sys::clock::now_ns;
+use pagecrew::sys::clock::{now_ns, thread_cpu_ns};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -22,6 +24,8 @@ const MOST: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Connections in a second that are accepted; others wait.
 const RATE: f64 = 200.0;
+/// A request comes in so many pieces at most.
+const PIECES_MOST: u32 = 64;
 /// How long the figures of one scrape are good for the next one.
 const FRESH: Duration = Duration::from_millis(100);
 /// Before it is tried again to accept where there was no descriptor left.
@@ -37,15 +41,25 @@ pub struct Service {
 
 impl Service {
     /// Serves what `source` says to those who connect to `listener`. `source` is called by a thread of its own when somebody asks.
-    pub fn start(
-        listener: Listener,
-        mut source: impl FnMut() -> Vec<Sample> + Send + 'static,
-    ) -> Result<Service, Failure> {
-        Service::start_text(listener, move || text(source()))
+    pub fn start(listener: Listener, source: impl FnMut() -> Vec<Sample> + Send + 'static) -> Result<Service, Failure> {
+        Service::start_counted(listener, source, Arc::default())
     }
 
-    /// As [`start`](Service::start), of whole expositions.
-    pub fn start_text(listener: Listener, source: impl FnMut() -> String + Send + 'static) -> Result<Service, Failure> {
+    /// As [`start`](Service::start), with the CPU time that answering takes, in nanoseconds, in `cpu_ns`.
+    pub fn start_counted(
+        listener: Listener,
+        mut source: impl FnMut() -> Vec<Sample> + Send + 'static,
+        cpu_ns: Arc<AtomicU64>,
+    ) -> Result<Service, Failure> {
+        Service::start_text(listener, move || text(source()), cpu_ns)
+    }
+
+    /// The same of whole expositions.
+    pub fn start_text(
+        listener: Listener,
+        source: impl FnMut() -> String + Send + 'static,
+        cpu_ns: Arc<AtomicU64>,
+    ) -> Result<Service, Failure> {
         let failed = |error: std::io::Error| Failure::Failed(format!("metrics: {error}"));
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| failed(errno.into()))?;
         let woken = wake.try_clone().map_err(failed)?;
@@ -57,6 +71,7 @@ impl Service {
             text: String::new(),
             text_ns: None,
             source,
+            cpu_ns,
         };
         let body = move || scrapers.serve(&woken);
         let thread = std::thread::Builder::new().name("metrics".into()).spawn(body).map_err(failed)?;
@@ -80,8 +95,8 @@ impl Drop for Service {
 
 /// How far a connection is.
 enum Stage {
-    /// The bytes of the request so far.
-    Reading(Vec<u8>),
+    /// The bytes of the request so far, and in how many pieces they came.
+    Reading(Vec<u8>, u32),
     /// The response, and how much of it was sent.
     Writing(Vec<u8>, usize),
 }
@@ -101,6 +116,8 @@ struct Scrapers<S> {
     /// When the text was made.
     text_ns: Option<u64>,
     source: S,
+    /// CPU time of this thread.
+    cpu_ns: Arc<AtomicU64>,
 }
 
 impl<S: FnMut() -> String> Scrapers<S> {
@@ -109,6 +126,7 @@ impl<S: FnMut() -> String> Scrapers<S> {
         let mut no_room_ns = 0_u64;
         loop {
             let now = now_ns();
+            self.cpu_ns.store(thread_cpu_ns(), Ordering::Relaxed);
             self.connections.retain(|connection| connection.until_ns > now);
             let hold = self.accepts.wait(now).max(Duration::from_nanos(no_room_ns.saturating_sub(now)));
             let ends = self.connections.iter().map(|connection| Duration::from_nanos(connection.until_ns - now));
@@ -133,7 +151,7 @@ impl<S: FnMut() -> String> Scrapers<S> {
     fn wait(&self, wake: &OwnedFd, pause: Option<Duration>, accepting: bool) -> (bool, bool, Vec<usize>) {
         let mut waits = vec![PollFd::new(wake, PollFlags::IN)];
         waits.extend(self.connections.iter().map(|connection| match connection.stage {
-            Stage::Reading(_) => PollFd::new(&connection.socket, PollFlags::IN),
+            Stage::Reading(..) => PollFd::new(&connection.socket, PollFlags::IN),
             Stage::Writing(..) => PollFd::new(&connection.socket, PollFlags::OUT),
         }));
         if accepting {
@@ -164,7 +182,7 @@ impl<S: FnMut() -> String> Scrapers<S> {
                     self.connections.remove(0);
                 }
                 let until_ns = now + PATIENCE.as_nanos() as u64;
-                self.connections.push(Connection { socket, until_ns, stage: Stage::Reading(Vec::new()) });
+                self.connections.push(Connection { socket, until_ns, stage: Stage::Reading(Vec::new(), 0) });
                 true
             }
             // The client has gone again.
@@ -175,7 +193,7 @@ impl<S: FnMut() -> String> Scrapers<S> {
 
     /// Reads or writes what can be without waiting. Returns whether the connection stays.
     fn go_on(&mut self, place: usize) -> bool {
-        if let Some(Connection { socket, stage: Stage::Reading(bytes), .. }) = self.connections.get_mut(place) {
+        if let Some(Connection { socket, stage: Stage::Reading(bytes, pieces), .. }) = self.connections.get_mut(place) {
             let mut room = [0; HEAD_MOST];
             let left = HEAD_MOST.saturating_sub(bytes.len());
             match rustix::net::recv(&*socket, &mut room[..left], RecvFlags::DONTWAIT) {
@@ -183,8 +201,9 @@ impl<S: FnMut() -> String> Scrapers<S> {
                 Ok((count, _)) => bytes.extend_from_slice(&room[..count]),
                 Err(errno) => return waits(errno),
             }
+            *pieces += 1;
             let response = match http::judge(bytes) {
-                Outcome::More => return true,
+                Outcome::More => return *pieces < PIECES_MOST,
                 Outcome::Metrics => http::metrics(self.fresh_text()),
                 Outcome::Refused(status) => http::refused(status),
             };
@@ -228,8 +247,6 @@ mod tests {
     use pagecrew::stats::{Number, Part};
     use std::io::{ErrorKind, Read, Write};
     use std::net::{Shutdown, TcpStream};
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Instant;
 
     /// A service whose exposition says how often it was made, and is as long as that of a pool with many users.
@@ -299,6 +316,18 @@ mod tests {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         assert!(answer.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn not_in_any_number_of_pieces() {
+        let (service, _) = service();
+        let mut stream = connect(&service);
+        let ended = (0..HEAD_MOST).any(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            stream.write_all(b"G").is_err()
+        });
+        assert!(ended && stream.read(&mut [0; 100]).map_or(true, |count| count == 0));
+        scrape(&service);
     }
 
     #[test]

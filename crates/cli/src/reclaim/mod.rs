@@ -33,7 +33,8 @@ use std::sync::Arc;
 /// The kernel begins to reclaim in the background when little is left, and programs that take memory fast have used that up before it got
 /// anywhere: they wait, and reclaim for themselves. While there is such demand, this has the kernel begin earlier
 /// (vm.watermark_scale_factor), by as much as the demand needs. Without demand the setting is as it was before. While this runs, the kernel's
-/// reclaim threads (kswapd) have nice -20. While nothing is reclaimed, it sleeps. However it ends, both are put back.
+/// reclaim threads (kswapd) have nice -20. While nothing is reclaimed, it sleeps. Both are put back when it ends and
+/// when it is killed (if its guard is killed as well, when it is started again).
 ///
 /// A control group at its own limit has no reclaim in the background at all. While the tasks of one are at the limit, some of its page cache
 /// is reclaimed before they need the room (memory.reclaim). No limit is ever changed. While the machine has demand, a group that takes most of

@@ -27,11 +27,12 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Makes and takes the directory. Processes of a former supervisor that have not ended yet are waited for, with `waiting` called meanwhile.
+    /// Makes and takes the directory. Processes of a former supervisor that have not ended yet are waited for: `wait` waits, for the given time at
+    /// most, and says whether to go on. `None` if not.
     ///
     /// # Errors
     /// If another supervisor has it, if the former one's processes do not end, or if others may write there.
-    pub fn take(path: &Path, mut waiting: impl FnMut()) -> Result<Directory, Failure> {
+    pub fn take(path: &Path, mut wait: impl FnMut(Duration) -> bool) -> Result<Option<Directory>, Failure> {
         let failed = |error: io::Error| failure(path, &error);
         make(path).map_err(failed)?;
         let path = safe(path)?;
@@ -54,10 +55,11 @@ impl Directory {
                     PATIENCE.as_secs()
                 )));
             }
-            waiting();
-            std::thread::sleep(PAUSE);
+            if !wait(PAUSE) {
+                return Ok(None);
+            }
         }
-        Ok(Directory { path, here, lives })
+        Ok(Some(Directory { path, here, lives }))
     }
 
     /// Where a service says how it stands.
@@ -194,30 +196,38 @@ mod tests {
     #[test]
     fn one_supervisor_has_it_and_nothing_is_left() {
         let (_above, path) = place();
-        let directory = Directory::take(&path, || panic!("nobody to wait for")).unwrap();
+        let directory = Directory::take(&path, |_| panic!("nobody to wait for")).unwrap().unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, 0o700);
-        let Err(Failure::Failed(reason)) = Directory::take(&path, || {}) else { panic!("two at a time") };
+        let Err(Failure::Failed(reason)) = Directory::take(&path, |_| true) else { panic!("two at a time") };
         assert!(reason.contains("runs already"), "{reason}");
         std::fs::write(directory.metrics(Part::Pool), "left by a killed one").unwrap();
         drop(directory);
         assert!(!path.exists());
-        drop(Directory::take(&path, || {}).unwrap());
+        drop(Directory::take(&path, |_| true).unwrap());
     }
 
     #[test]
     fn those_that_a_killed_one_has_left_are_waited_for() {
         let (_above, path) = place();
-        let directory = Directory::take(&path, || {}).unwrap();
+        let directory = Directory::take(&path, |_| true).unwrap().unwrap();
         // As if it had been killed: its lock is free, and its services' is not.
         rustix::fs::flock(&directory.here, FlockOperation::Unlock).unwrap();
+        // Who is told to end meanwhile does.
         let mut waits = 0;
-        let next = Directory::take(&path, || {
+        let mut given_up = |_| {
+            waits += 1;
+            waits < 2
+        };
+        assert!(Directory::take(&path, &mut given_up).unwrap().is_none());
+        let mut waits = 0;
+        let next = Directory::take(&path, |_| {
             waits += 1;
             if waits == 3 {
                 rustix::fs::flock(&directory.lives, FlockOperation::Unlock).unwrap();
             }
+            true
         });
-        assert!(next.is_ok() && waits == 3, "{waits}");
+        assert!(next.unwrap().is_some() && waits == 3, "{waits}");
     }
 
     #[test]
@@ -225,7 +235,7 @@ mod tests {
         let (_above, path) = place();
         std::fs::create_dir_all(&path).unwrap();
         std::fs::write(path.join("precious"), "").unwrap();
-        let Err(Failure::Usage(reason)) = Directory::take(&path, || {}) else { panic!("taken") };
+        let Err(Failure::Usage(reason)) = Directory::take(&path, |_| true) else { panic!("taken") };
         assert!(reason.contains("precious"), "{reason}");
         assert!(path.join("precious").exists());
     }

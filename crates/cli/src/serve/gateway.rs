@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// All services together are waited for no longer.
@@ -39,7 +40,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let socket = socket.map_err(|error| Failure::Failed(format!("standard input: {error}")))?;
     let listener = Listener::inherited(socket)?;
     let mut gateway = Gateway { directory: arguments.directory.clone(), services: Vec::new() };
-    let metrics = Service::start_text(listener, move || gateway.exposition())?;
+    let metrics = Service::start_text(listener, move || gateway.exposition(), Arc::default())?;
     service.ready();
     loop {
         match service.wait(None, []) {

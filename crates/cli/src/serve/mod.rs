@@ -12,18 +12,20 @@ mod supervisor;
 use crate::failure::Failure;
 use crate::metrics::{Address, Listener};
 use crate::output::note;
-use crate::service::Service;
+use crate::service::{Event, Service};
 use crate::settings::{AGAIN, PROTOCOL, option, options, wrong};
 use config::{Config, TABLE};
 use directory::Directory;
 use member::Member;
 use metrics::Board;
 use pagecrew::sys::child;
+use pagecrew::sys::clock::now_ns;
 use part::Part;
 use report::Reporter;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 use supervisor::Supervisor;
 
 /// Run the services of this machine together: pool, trim and reclaim
@@ -95,7 +97,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     // Services are started in this directory, but may look for it by another path.
     let config = arguments.config.as_ref().map(std::path::absolute).transpose();
     let config = config.map_err(|error| Failure::Usage(format!("--config: {error}")))?;
-    let job = read(arguments)?;
+    let mut job = read(arguments)?;
     if !child::may_confine() {
         return Err(Failure::Impossible(
             "pagecrew serve takes root, with CAP_SETPCAP: it gives each service the rights that it needs, and no other"
@@ -104,8 +106,24 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     }
     raise_limits();
     let again = arguments.clone();
-    let service = Service::begin(move || read(&again))?;
-    let directory = Directory::take(&job.directory, || service.starting())?;
+    let mut service = Service::begin(move || read(&again))?;
+    // Signals are heard from here on.
+    let mut newer = None;
+    let wait = |time: Duration| {
+        service.starting();
+        match service.wait(Some(now_ns() + time.as_nanos() as u64), []) {
+            Event::Stop => return false,
+            Event::Reload(read) => newer = Some(read),
+            Event::Due(_) => {}
+        }
+        true
+    };
+    let Some(directory) = Directory::take(&job.directory, wait)? else { return Ok(ExitCode::SUCCESS) };
+    match newer {
+        Some(Ok(newer)) => job = Job { directory: job.directory, ..newer },
+        Some(Err(error)) => note(&format!("the settings stay as they are: {error}")),
+        None => {}
+    }
     let listener = job.metrics.as_ref().map(Listener::new).transpose()?;
     let board = Board::default();
     let own_metrics = board.serve(&directory.own_metrics())?;

@@ -81,7 +81,9 @@ impl Wards {
 
     /// Holds groups that have come, or come back.
     pub fn renew(&mut self) {
-        for ward in &mut self.wards {
+        let now = now_ns();
+        // Those that were just looked for in vain are looked for in their own time.
+        for ward in self.wards.iter_mut().filter(|ward| ward.holder.is_some() || now >= ward.retry_ns) {
             let result = ward.renew();
             ward.say_why(result);
         }
@@ -181,6 +183,10 @@ impl Ward {
             self.said.note(&format!("{}: no such control group; it is looked for again", self.name));
             return Ok(());
         };
+        // Nothing to be held at; and to ask who is in a large hierarchy takes long.
+        if group.limit().is_none() {
+            return Ok(());
+        }
         if group.processes().is_ok_and(|pids| pids.contains(&(std::process::id() as i32))) {
             let path = group.path().display();
             self.said.note(&format!("{path}: this command is in the group itself, so it can't hold it at its limit"));
@@ -243,7 +249,7 @@ impl Ward {
         if self.may_change && !holder.may_change() {
             (self.may_change, self.taken_over) = (false, true);
             note(&format!(
-                "{}: somebody else has changed its memory.high: it stays like that, and the group is not held any more",
+                "{}: somebody else has given it a memory.high: it stays like that, and the group is not held any more",
                 self.name
             ));
         }

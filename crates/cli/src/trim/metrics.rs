@@ -6,6 +6,7 @@ use crate::output::note;
 use pagecrew::group::Holds;
 use pagecrew::stats::{Number, Sample, samples};
 use pagecrew::trim::{BUDGET, Overview, Tally};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The figures of a watch, as they were written down last.
@@ -20,12 +21,21 @@ pub struct Figures {
 
 /// Where a watch writes down its figures, for those who serve them: the watch waits for nobody.
 #[derive(Clone, Default)]
-pub struct Board(Arc<Mutex<Figures>>);
+pub struct Board {
+    figures: Arc<Mutex<Figures>>,
+    /// What serving them has taken.
+    scraped_ns: Arc<AtomicU64>,
+}
 
 impl Board {
     /// Changes some of them.
     pub fn change(&self, change: impl FnOnce(&mut Figures)) {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.figures.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// CPU time that was used to answer those who ask for them.
+    pub fn scraped_ns(&self) -> u64 {
+        self.scraped_ns.load(Ordering::Relaxed)
     }
 
     /// Serves them at `address`.
@@ -36,7 +46,7 @@ impl Board {
             board.change(|now| figures = *now);
             all(&figures)
         };
-        let service = Service::start(Listener::new(address)?, source)?;
+        let service = Service::start_counted(Listener::new(address)?, source, self.scraped_ns.clone())?;
         note(&format!("metrics at {}", service.address()));
         Ok(service)
     }

@@ -2,6 +2,7 @@
 
 pub mod config;
 mod hold;
+mod in_the_way;
 mod metrics;
 mod noted;
 mod pass;

@@ -7,20 +7,38 @@ use pagecrew::sys::memory::Range;
 use pagecrew::sys::pagemap::{Category, HugeKind};
 use pagecrew::trim::target::Mapping;
 use pagecrew::trim::{Id, Other, Target, TargetError};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Where a thread is, for others to read: at which process, and since when. At none where it works by itself.
+/// Where a thread is, for others to read: at which process, and since when. At none where it works by itself. And whether it is to stop, which
+/// it looks at between two processes.
 #[derive(Debug, Clone, Default)]
-pub struct Whereabouts(Arc<Mutex<Option<(Id, u64)>>>);
+pub struct Whereabouts(Arc<Place>);
+
+#[derive(Debug, Default)]
+struct Place {
+    at: Mutex<Option<(Id, u64)>>,
+    stop: AtomicBool,
+}
 
 impl Whereabouts {
     /// The process, and the time at which the thread came to it.
     pub fn at(&self) -> Option<(Id, u64)> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the thread stop.
+    pub fn stop(&self) {
+        self.0.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is to.
+    pub fn stopped(&self) -> bool {
+        self.0.stop.load(Ordering::Relaxed)
     }
 
     /// Does something at a process.
-    fn while_at<T>(&self, id: Id, something: impl FnOnce() -> T) -> T {
+    pub fn while_at<T>(&self, id: Id, something: impl FnOnce() -> T) -> T {
         self.set(Some((id, now_ns())));
         let result = something();
         self.set(None);
@@ -28,7 +46,7 @@ impl Whereabouts {
     }
 
     fn set(&self, at: Option<(Id, u64)>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = at;
+        *self.0.at.lock().unwrap_or_else(PoisonError::into_inner) = at;
     }
 }
 

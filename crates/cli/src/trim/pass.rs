@@ -1,7 +1,7 @@
 //! One pass: every huge page of every process that is meant is looked at once.
 
 use super::noted::Whereabouts;
-use super::session::{Earlier, InTheWay, Session};
+use super::session::{Earlier, Session};
 use super::{Job, show};
 use crate::failure::Failure;
 use crate::output::print;
@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pagecrew::trim::{Kernel, Turn};
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A pass that is done by then shows no progress.
@@ -21,7 +22,7 @@ const TURNS: usize = 16;
 pub fn run(job: Job) -> Result<ExitCode, Failure> {
     let signals = SignalSet::of(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP]);
     signals.block();
-    let mut session = Session::new(job, Whereabouts::default(), InTheWay::default(), Earlier::nothing());
+    let mut session = Session::new(job, Whereabouts::default(), Arc::default(), Earlier::nothing());
     session.job().selection.check_groups()?;
     if let Some(failure) = session.refresh().1 {
         return Err(failure);

@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 pub struct Found {
     pub id: Id,
     pub name: String,
+    pub user: u32,
     /// Resident memory of its own in bytes.
     pub anonymous: u64,
     /// Asked for by its number, although its name is one of those to leave alone.
@@ -121,7 +122,8 @@ impl Selection {
         let never = self.never.contains(&about.name);
         (meant && (by_number || !never)).then_some(())?;
         let id = Id { pid, start_ticks: start_ticks(pid).ok()? };
-        Some(Found { id, name: printable(&about.name), anonymous: about.anonymous_kib << 10, never })
+        let (name, anonymous) = (printable(&about.name), about.anonymous_kib << 10);
+        Some(Found { id, name, user: about.user, anonymous, never })
     }
 }
 
@@ -139,16 +141,25 @@ fn numbers_in(name: &str) -> Result<Vec<i32>, Failure> {
     }
 }
 
+impl Found {
+    /// Whether it still runs, and what it ran when it was found.
+    pub fn stands(&self) -> bool {
+        About::of(self.id.pid).is_some_and(|about| printable(&about.name) == self.name)
+            && start_ticks(self.id.pid).is_ok_and(|ticks| ticks == self.id.start_ticks)
+    }
+}
+
 /// What `/proc/PID/status` says.
-struct About {
+pub struct About {
     name: String,
-    user: u32,
+    pub user: u32,
     /// Resident anonymous memory; none of a kernel thread.
     anonymous_kib: u64,
 }
 
 impl About {
-    fn of(pid: i32) -> Option<About> {
+    /// Nothing of a process that is not there.
+    pub fn of(pid: i32) -> Option<About> {
         About::parse(&String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/status")).ok()?))
     }
 
@@ -200,6 +211,9 @@ mod tests {
         }
         let found = find(&[]);
         assert_eq!((found.len(), found[0].id.pid, found[0].name.as_str()), (1, pid, "sleep"));
+        assert!(found[0].stands() && !Found { name: "sh".into(), ..found[0].clone() }.stands());
+        let other = Id { start_ticks: found[0].id.start_ticks + 1, ..found[0].id };
+        assert!(!Found { id: other, ..found[0].clone() }.stands());
         assert!(find(&["sleep"])[0].never && !found[0].never);
         let others = Selection { never: never(&["sleep"]), ..all() }.processes().0;
         assert!(others.iter().all(|found| found.id.pid != pid));

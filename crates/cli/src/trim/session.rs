@@ -1,6 +1,7 @@
 //! The processes that are trimmed, and those that can't be.
 
 use super::Job;
+use super::in_the_way::InTheWay;
 use super::noted::{Noted, Whereabouts};
 use super::select::Found;
 use crate::failure::Failure;
@@ -19,14 +20,11 @@ pub enum Refused {
     Protected,
     /// It has a name that is to be left alone.
     Never,
-    /// A thread has waited for its memory for long, and waits still.
+    /// A thread has waited for its memory for long, or for that of others of its user's.
     InTheWay,
     /// It can't be trimmed.
     Target(TargetError),
 }
-
-/// Processes that are in the way of a thread that waits for them.
-pub type InTheWay = Arc<Mutex<BTreeSet<Id>>>;
 
 impl Refused {
     /// The reason, for people and programs.
@@ -34,7 +32,7 @@ impl Refused {
         match self {
             Refused::Protected => "the process itself has asked to be left alone".into(),
             Refused::Never => "its name is one of those to leave alone".into(),
-            Refused::InTheWay => "its memory is locked (it may wait for a disk or a server itself)".into(),
+            Refused::InTheWay => "its memory, or that of others of its user's, was locked for long (they may wait for a disk or a server): left alone for a while".into(),
             Refused::Target(error) => error.to_string(),
         }
     }
@@ -61,12 +59,17 @@ pub struct Row {
     pub error: Option<String>,
 }
 
+/// What a process wants left alone. Its user may have the directory locked in which that is said.
+fn protected(id: Id, whereabouts: &Whereabouts) -> Protected {
+    whereabouts.while_at(id, || protect::of(id.pid, id.start_ticks))
+}
+
 /// All there is to know between the first look and the last.
 pub struct Session {
     pub fleet: Fleet<Noted>,
     job: Job,
     whereabouts: Whereabouts,
-    in_the_way: InTheWay,
+    in_the_way: Arc<Mutex<InTheWay>>,
     /// What sessions before this one have done.
     earlier: Earlier,
     names: BTreeMap<Id, String>,
@@ -77,6 +80,8 @@ pub struct Session {
 #[derive(Debug, Clone, Copy)]
 pub struct Earlier {
     begin: Instant,
+    /// CPU time of this process before the first one.
+    before_ns: u64,
     total: Tally,
     budget_cpu_ns: u64,
 }
@@ -84,19 +89,20 @@ pub struct Earlier {
 impl Earlier {
     /// Nothing.
     pub fn nothing() -> Earlier {
-        Earlier { begin: Instant::now(), total: Tally::default(), budget_cpu_ns: 0 }
+        Earlier { begin: Instant::now(), before_ns: clock::process_cpu_ns(), total: Tally::default(), budget_cpu_ns: 0 }
     }
 
     /// All that was known of the one that is left behind, which began with this.
     pub fn and(self, total: Tally, overview: Overview) -> Earlier {
-        Earlier { begin: self.begin, total: total.of_former(), budget_cpu_ns: overview.budget_cpu_ns }
+        Earlier { total: total.of_former(), budget_cpu_ns: overview.budget_cpu_ns, ..self }
     }
 }
 
 impl Session {
     /// For a thread whose `whereabouts` others can read. Those `in_the_way` are left alone.
-    pub fn new(job: Job, whereabouts: Whereabouts, in_the_way: InTheWay, earlier: Earlier) -> Session {
-        let fleet = Fleet::new(job.options.clone(), &Kernel);
+    pub fn new(job: Job, whereabouts: Whereabouts, in_the_way: Arc<Mutex<InTheWay>>, earlier: Earlier) -> Session {
+        let mut fleet = Fleet::new(job.options.clone(), &Kernel);
+        fleet.go_on_after(earlier.budget_cpu_ns, &Kernel);
         Session { fleet, job, whereabouts, in_the_way, earlier, names: BTreeMap::new(), refused: BTreeMap::new() }
     }
 
@@ -111,9 +117,12 @@ impl Session {
         let (found, trouble) = self.job.selection.processes();
         let ids: BTreeSet<Id> = found.iter().map(|found| found.id).collect();
         self.refused.retain(|id, _| ids.contains(id));
-        let refused = &mut self.refused;
+        let (refused, whereabouts) = (&mut self.refused, &self.whereabouts);
         self.fleet.retain(|id, member| {
-            let protected = protect::of(id.pid, id.start_ticks);
+            if whereabouts.stopped() {
+                return true;
+            }
+            let protected = protected(id, whereabouts);
             if protected == Protected::All {
                 refused.insert(id, Refused::Protected);
                 return false;
@@ -140,6 +149,12 @@ impl Session {
         Ok(ids)
     }
 
+    /// Charges all the CPU time that this process has used since the first session began, on whichever of its threads, but `asked_ns`.
+    pub fn charge_all_but(&mut self, asked_ns: u64) {
+        let used_ns = clock::process_cpu_ns().saturating_sub(self.earlier.before_ns);
+        self.fleet.charge_up_to(used_ns.saturating_sub(asked_ns), &Kernel);
+    }
+
     /// From now on, this is the job. Which processes belong to it is found by the next [`refresh`](Session::refresh).
     pub fn change(&mut self, job: Job) {
         if self.job.options != job.options {
@@ -154,6 +169,9 @@ impl Session {
         let open_files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let mut room = Other::room(self.fleet.members().count() as u64, open_files);
         for found in found {
+            if self.whereabouts.stopped() {
+                return;
+            }
             if self.fleet.has(found.id) {
                 continue;
             }
@@ -180,14 +198,20 @@ impl Session {
         if found.never {
             return Err(Refused::Never);
         }
-        if self.in_the_way.lock().unwrap_or_else(PoisonError::into_inner).contains(&found.id) {
+        let mut in_the_way = self.in_the_way.lock().unwrap_or_else(PoisonError::into_inner);
+        if in_the_way.leaves_alone(found.id, found.user, clock::now_ns()) {
             return Err(Refused::InTheWay);
         }
-        let protected = protect::of(found.id.pid, found.id.start_ticks);
+        drop(in_the_way);
+        let protected = protected(found.id, &self.whereabouts);
         if protected == Protected::All {
             return Err(Refused::Protected);
         }
         let noted = Noted::open(found.id, self.job.options.dry_run, &self.whereabouts).map_err(Refused::Target)?;
+        // Between the two it may have ended and its number be another's, or it may run a program that is to be left alone.
+        if !found.stands() {
+            return Err(Refused::Target(TargetError::Ended(found.id.pid)));
+        }
         self.fleet.admit(found.id, noted, found.anonymous).trimmer_mut().exclude(exclusions(protected));
         Ok(())
     }
@@ -273,7 +297,7 @@ impl Session {
             members: self.fleet.members().count() as u64,
             refused: self.refused.len() as u64,
             due: self.fleet.due() as u64,
-            budget_cpu_ns: self.earlier.budget_cpu_ns + self.fleet.charged_ns(),
+            budget_cpu_ns: self.fleet.charged_ns(),
         }
     }
 }

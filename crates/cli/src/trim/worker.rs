@@ -5,25 +5,26 @@
 //! the process's table it would keep the guards of held groups from seeing that the process is at its end. (In containers that is refused.)
 //!
 //! A thread that waits too long is left behind, with the process that it waits for: another one takes its place, which leaves that process
-//! alone for as long as the first one waits. So nobody can keep others from being trimmed.
+//! alone (`in_the_way.rs`), and all of its user's if there are several. So nobody can keep others' from being trimmed.
 
 use super::Job;
+use super::in_the_way::InTheWay;
 use super::metrics::{Board, Figures};
 use super::noted::Whereabouts;
-use super::session::{Earlier, InTheWay, Report, Session};
+use super::session::{Earlier, Report, Session};
 use crate::failure::Failure;
 use nix::sched::CloneFlags;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pagecrew::group::relief::Rushed;
 use pagecrew::group::rushes::{Rush, Rushes};
-use pagecrew::sys::clock::{now_ns, process_cpu_ns, thread_cpu_ns};
+use pagecrew::sys::clock::{now_ns, thread_cpu_ns};
 use pagecrew::sys::thread::keep_descriptor;
 use pagecrew::trim::{Id, Kernel, Turn};
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Looking for processes may take this share of the budget.
@@ -34,7 +35,7 @@ const FIGURES_NS: u64 = 1_000_000_000;
 const SLICE_NS: u64 = 5_000_000;
 /// A thread that is at one process for so long is left behind; so many of them at most.
 const LONG_NS: u64 = 2_000_000_000;
-const BEHIND_MOST: usize = 16;
+const BEHIND_MOST: usize = 32;
 /// Where no other thread can be had, it is tried again after so long.
 const AGAIN_NS: u64 = 10_000_000_000;
 
@@ -85,7 +86,7 @@ pub struct Worker {
     /// Its last report of an interval.
     last: Option<Box<Report>>,
     earlier: Earlier,
-    in_the_way: InTheWay,
+    in_the_way: Arc<Mutex<InTheWay>>,
     /// Threads that wait, each for a process.
     behind: Vec<(Id, Arc<Shared>)>,
     /// No other thread is tried before this.
@@ -100,7 +101,6 @@ struct Line {
 }
 
 struct Shared {
-    stop: AtomicBool,
     /// It has come to its end.
     over: AtomicBool,
     whereabouts: Whereabouts,
@@ -112,7 +112,7 @@ impl Worker {
     /// Starts it. To be called while this process has few files open: where a kernel (before 5.9) can't do better, copies of them are the
     /// thread's for good.
     pub fn start(job: Job, board: Board) -> Result<Worker, Failure> {
-        let (earlier, in_the_way) = (Earlier::nothing(), InTheWay::default());
+        let (earlier, in_the_way) = (Earlier::nothing(), Arc::default());
         let line = Line::start(&job, &board, earlier, &in_the_way, true)?;
         let (rushes, behind) = (BTreeSet::new(), Vec::new());
         Ok(Worker { line, job, board, rushes, last: None, earlier, in_the_way, behind, again_ns: 0 })
@@ -144,7 +144,7 @@ impl Worker {
         self.behind.retain(|(id, shared)| {
             let over = shared.over.load(Ordering::Relaxed);
             if over {
-                in_the_way.remove(id);
+                in_the_way.went(*id, now_ns());
             }
             !over
         });
@@ -169,11 +169,11 @@ impl Worker {
             _ => (figures.total, figures.overview),
         };
         let earlier = self.earlier.and(total, overview);
-        self.in_the_way.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
+        self.in_the_way.lock().unwrap_or_else(PoisonError::into_inner).came(id);
         match Line::start(&self.job, &self.board, earlier, &self.in_the_way, false) {
             Ok(line) => {
                 let left = std::mem::replace(&mut self.line, line);
-                left.shared.stop.store(true, Ordering::Relaxed);
+                left.shared.whereabouts.stop();
                 let _ = left.commands.send(Command::Wake);
                 self.behind.push((id, left.shared));
                 self.earlier = earlier;
@@ -185,7 +185,7 @@ impl Worker {
             }
             Err(failure) => {
                 self.again_ns = now_ns() + AGAIN_NS;
-                self.in_the_way.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+                self.in_the_way.lock().unwrap_or_else(PoisonError::into_inner).forget(id);
                 let what = "its memory is locked, and no process is searched meanwhile";
                 vec![Said::Trouble(format!("{name}: {what}: {failure}"))]
             }
@@ -218,7 +218,7 @@ impl Worker {
 
     /// Ends it and returns its last report, unless it waits for something longer than `patience`: it then goes with the process.
     pub fn end(self, patience: Duration) -> Option<Box<Report>> {
-        self.line.shared.stop.store(true, Ordering::Relaxed);
+        self.line.shared.whereabouts.stop();
         self.tell(Command::Wake);
         let until = now_ns() + patience.as_nanos() as u64;
         loop {
@@ -239,16 +239,17 @@ impl Worker {
 
 impl Line {
     /// The `first` one of a watch finds out whether it makes sense at all.
-    fn start(job: &Job, board: &Board, earlier: Earlier, in_the_way: &InTheWay, first: bool) -> Result<Line, Failure> {
+    fn start(
+        job: &Job,
+        board: &Board,
+        earlier: Earlier,
+        in_the_way: &Arc<Mutex<InTheWay>>,
+        first: bool,
+    ) -> Result<Line, Failure> {
         let failed = |error: &dyn std::fmt::Display| Failure::Failed(format!("the thread that searches: {error}"));
         let event =
             EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(|error| failed(&error))?;
-        let shared = Arc::new(Shared {
-            stop: AtomicBool::new(false),
-            over: AtomicBool::new(false),
-            whereabouts: Whereabouts::default(),
-            event,
-        });
+        let shared = Arc::new(Shared { over: AtomicBool::new(false), whereabouts: Whereabouts::default(), event });
         let (commands, heard) = channel();
         let (saying, said) = channel();
         let session = Session::new(job.clone(), shared.whereabouts.clone(), in_the_way.clone(), earlier);
@@ -260,7 +261,6 @@ impl Line {
             rushes: Rushes::default(),
             board: board.clone(),
             first,
-            since_ns: process_cpu_ns(),
         };
         let (parted, has_parted) = channel::<()>();
         let builder = std::thread::Builder::new().name("trim".into());
@@ -297,8 +297,6 @@ struct Thread {
     /// Where it writes down its figures.
     board: Board,
     first: bool,
-    /// What the process had used of the CPUs before. All that it uses from there on counts for the budget, on whichever of its threads.
-    since_ns: u64,
 }
 
 impl Thread {
@@ -346,7 +344,7 @@ impl Thread {
         let mut pause = Duration::ZERO;
         loop {
             // Perhaps it was left behind meanwhile: what it has to say is of no interest then.
-            if self.shared.stop.load(Ordering::Relaxed) {
+            if self.shared.whereabouts.stopped() {
                 return Ok(());
             }
             if now_ns() >= next_figures {
@@ -385,10 +383,11 @@ impl Thread {
                 }
                 command = self.commands.try_recv().ok();
             }
-            if self.shared.stop.load(Ordering::Relaxed) {
+            if self.shared.whereabouts.stopped() {
                 return Ok(());
             }
-            self.session.fleet.charge_up_to(process_cpu_ns() - self.since_ns, &Kernel);
+            // All that this process does counts for the budget, but what it answers scrapers with.
+            self.session.charge_all_but(self.board.scraped_ns());
             if let Some(begin) = self.rushes.turn() {
                 if begin.in_place_of.is_some() {
                     self.session.fleet.calm_down();
@@ -427,7 +426,7 @@ impl Thread {
     /// Works for a slice at most. Returns how long there is nothing to do.
     fn work(&mut self) -> Duration {
         let until = now_ns() + SLICE_NS;
-        while now_ns() < until && !self.shared.stop.load(Ordering::Relaxed) {
+        while now_ns() < until && !self.shared.whereabouts.stopped() {
             match self.session.fleet.turn(&Kernel) {
                 Turn::Worked => {}
                 Turn::Spent(wait) | Turn::Idle(wait) => return wait,

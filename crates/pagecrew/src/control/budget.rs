@@ -31,6 +31,12 @@ impl Bucket {
         self.left -= amount;
     }
 
+    /// Nothing is saved up from here on.
+    pub fn use_up(&mut self, now_ns: u64) {
+        self.fill(now_ns);
+        self.left = self.left.min(0.0);
+    }
+
     /// How long nothing may be done; zero if something may.
     pub fn wait(&mut self, now_ns: u64) -> Duration {
         self.fill(now_ns);
@@ -67,6 +73,13 @@ impl Budget {
             if let Some(bucket) = bucket {
                 bucket.charge(amount as f64, now_ns);
             }
+        }
+    }
+
+    /// Nothing is saved up from here on.
+    pub fn use_up(&mut self, now_ns: u64) {
+        for bucket in [&mut self.cpu, &mut self.traffic].into_iter().flatten() {
+            bucket.use_up(now_ns);
         }
     }
 

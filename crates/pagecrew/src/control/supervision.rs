@@ -200,6 +200,8 @@ impl Supervision {
                     (self.failed, self.last) = (true, Some(End::Late));
                     Some(self.end(now_ns))
                 }
+                // What was to be read again meanwhile it may have begun to read before that.
+                Phase::Reloading if std::mem::take(&mut self.reload) => Some(self.begin_reload(now_ns)),
                 // It goes on as it is, and answers later or never.
                 Phase::Reloading => self.rest(Phase::Ready),
                 Phase::Ending => {
@@ -536,6 +538,20 @@ mod tests {
         assert_eq!(deaf.note(Event::Time, 3), None);
         assert_eq!(deaf.note(Event::Time, 20 * SECOND), None);
         assert_eq!((deaf.phase(), deaf.pending()), (Phase::Ready, false));
+    }
+
+    #[test]
+    fn a_reload_while_another_one_takes_long_is_not_lost() {
+        let mut slow = Supervision::new(Terms::default());
+        for (event, now_ns) in [(Event::Wanted(true), 0), (Event::Ready, 1)] {
+            slow.note(event, now_ns);
+        }
+        assert_eq!(slow.note(Event::Reload, 2), Some(Action::Reload));
+        assert_eq!(slow.note(Event::Reload, 3), None);
+        // Nobody waits for the first one any more, and it is told of the second.
+        assert_eq!(slow.note(Event::Time, 20 * SECOND), Some(Action::Reload));
+        assert!(slow.pending());
+        assert_eq!((slow.note(Event::Ready, 21 * SECOND), slow.phase()), (None, Phase::Ready));
     }
 
     #[test]

@@ -219,8 +219,12 @@ unsafe fn guard(line: c_int, end: c_int, file: &File, lock: c_int, undo: Undo<'_
         libc::write(end, (&raw const byte).cast(), 1);
         while libc::read(end, (&raw mut byte).cast(), 1) < 0 && Errno::last() == Errno(libc::EINTR) {}
         if let Undo::Nice { threads, before } = undo {
-            change_nice(threads, URGENT, before);
-            libc::ftruncate(lock, 0);
+            // Without a marker nothing was changed, or it was put back: whatever there is now is somebody else's.
+            let mut first = b' ';
+            if libc::pread(lock, (&raw mut first).cast(), 1, 0) == 1 && first != b' ' {
+                change_nice(threads, URGENT, before);
+                libc::ftruncate(lock, 0);
+            }
         } else if may() && libc::pwrite(control, text.as_ptr().cast(), text.len(), 0) == text.len() as isize {
             if let Undo::OomKiller(top) = undo {
                 free_groups_below(file, top);

@@ -375,6 +375,24 @@ impl Hold {
         }
     }
 
+    /// What `memory.high` was before, where this has changed it and somebody had set it.
+    pub fn before(&self) -> Option<u64> {
+        match self.change {
+            Some(Change::High { before, .. }) => before,
+            Some(Change::OomKiller) | None => None,
+        }
+    }
+
+    /// Has everything as it was before, for good.
+    ///
+    /// # Errors
+    /// `ENODEV` if the group has gone.
+    pub fn give_up(&mut self) -> Result<(), Errno> {
+        self.let_go()?;
+        (self.change, self.guard) = (None, None);
+        Ok(())
+    }
+
     /// Writes `memory.high`, unless somebody else has: from then on it is theirs, and the guard, which would see the same, ends.
     ///
     /// Somebody who has written what was there before has not chosen anything: systemd writes all the settings of all its groups again

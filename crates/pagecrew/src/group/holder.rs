@@ -79,6 +79,10 @@ impl Holder {
         }
         // Without a limit there is nothing to hold the group at.
         let Some(max) = self.hold.most() else { return self.hold.let_go() };
+        // A limit that was raised has left somebody's own value below it, which counts, as it would have from the beginning.
+        if self.hold.before().is_some_and(|before| before < max) {
+            return self.hold.give_up();
+        }
         let high = self.hold.high().unwrap_or(u64::MAX);
         if high <= high_below(max) {
             self.hold.take(high_below(max))
@@ -333,6 +337,20 @@ mod tests {
         files.write("memory.high", "max\n");
         holder.let_go().unwrap();
         assert_eq!((files.high(), holder.may_change()), (None, true));
+    }
+
+    #[test]
+    fn a_value_of_its_own_counts_once_the_limit_is_above_it() {
+        let files = MadeUp::new(64 * MIB);
+        files.number("memory.high", 64 * MIB);
+        let mut holder = files.holder();
+        assert_eq!((holder.look(), files.high(), holder.may_change()), (Standing::Quiet, Some(56), true));
+        files.number("memory.max", 32 * MIB);
+        assert_eq!((holder.look(), files.high(), holder.may_change()), (Standing::Quiet, Some(28), true));
+        files.number("memory.max", 128 * MIB);
+        assert_eq!((holder.look(), files.high(), holder.may_change()), (Standing::Quiet, Some(64), false));
+        drop(holder);
+        assert_eq!(files.high(), Some(64));
     }
 
     #[test]

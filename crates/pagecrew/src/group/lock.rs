@@ -71,12 +71,10 @@ impl Lock {
 
     /// Writes a marker into the file, or nothing.
     pub fn mark(&self, marker: Option<&Marker>) -> Result<(), LockError> {
-        let write = || match marker {
-            // All are of one length, so that one takes the place of another in a single write: whenever this process is killed, one is there.
-            Some(marker) => self.file.write_all_at(format!("{:<1$}\n", marker.text(), Self::LINE).as_bytes(), 0),
-            None => self.file.set_len(0),
-        };
-        write().map_err(|error| LockError(self.path.clone(), error.into()))
+        // All are of one length, nothing as well, so that one takes the place of another in a single write: whenever this process is killed, one is
+        // there. And so the first one alone takes a page of the file system, which others may have filled by the time of the next.
+        let line = format!("{:<1$}\n", marker.map(Marker::text).unwrap_or_default(), Self::LINE);
+        self.file.write_all_at(line.as_bytes(), 0).map_err(|error| LockError(self.path.clone(), error.into()))
     }
 
     /// The file.

@@ -174,6 +174,8 @@ pub(super) enum Action<F> {
         name: String,
         file: F,
     },
+    /// Close a file that has no name any more. With the books open: its owner may have attached so much to it that the kernel is at that for long.
+    Close(F),
     /// Take from a file what it has beyond so many bytes. That may take as long as its owner likes. [`Event::Shrunk`]
     Shrink {
         owner: u32,
@@ -338,8 +340,8 @@ impl<F: Clone> Broker<F> {
             Event::Seized(id, done) => self.seized(id, done),
             Event::Shrunk(id, done) => self.shrunk(id, done),
             Event::TakenBack(id) => {
-                self.state.forget(id);
-                Vec::new()
+                let taken = self.state.forget(id);
+                taken.and_then(|taken| taken.file).map(Action::Close).into_iter().collect()
             }
             Event::Stop => self.stop(),
         }
@@ -646,8 +648,8 @@ impl<F: Clone> Broker<F> {
         if !seen.seized {
             taken.owner = seen.owner;
         }
-        // What is being put back is counted by what it has, and is not to stay that large.
-        let allowed = if taken.put_back == PutBack::No { taken.size } else { taken.handed_out };
+        // What was added is counted, whenever that was, and is not to stay.
+        let allowed = taken.handed_out;
         let within = seen.len <= allowed && seen.backed <= allowed;
         if within && taken.put_back == PutBack::Failed {
             // Its owner has done it himself.
@@ -1043,6 +1045,24 @@ mod tests {
             broker.handle(Event::Shrunk(id, true), at(1));
         }
         assert_eq!(settled(&broker), 0);
+    }
+
+    #[test]
+    fn what_is_added_while_it_is_taken_away_is_put_back_as_well() {
+        let (mut broker, _) = broker(Some(1));
+        let bytes = |broker: &Broker<u32>| broker.state.accounts.bytes(1000) / HUGE_PAGE_SIZE;
+        assert!(broker.let_go(ID).is_some());
+        // He holds that up, and pays for it.
+        assert!(broker.handle(seen_at(ID, 90, 90, 1), at(1)).is_empty());
+        assert_eq!(bytes(&broker), 90);
+        broker.handle(Event::Seized(ID, true), at(2));
+        // Whatever he keeps open of it, it is no larger than it was.
+        let actions = broker.handle(seen_at(ID, 90, 90, 2), at(3));
+        assert!(actions.iter().any(|action| is_shrunk(action) == Some(2 * HUGE_PAGE_SIZE)), "{}", actions.len());
+        broker.handle(Event::Shrunk(ID, true), at(4));
+        assert_eq!(bytes(&broker), 2);
+        let closed = broker.handle(Event::TakenBack(ID), at(5));
+        assert!(matches!(closed[..], [Action::Close(1)]) && bytes(&broker) == 0);
     }
 
     #[test]

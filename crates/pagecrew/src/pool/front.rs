@@ -254,9 +254,12 @@ impl Common {
                     if queue.over {
                         return;
                     }
-                    let next = (self.shared.errands.next_done(), queue.turns.pop());
-                    if let (Some(_), _) | (_, Some(_)) = next {
-                        break next;
+                    // One of the two: nobody's request waits for what is to be done about another's file.
+                    if let Some(done) = self.shared.errands.next_done() {
+                        break (Some(done), None);
+                    }
+                    if let Some(connection) = queue.turns.pop() {
+                        break (None, Some(connection));
                     }
                     queue = self.turn.wait(queue).unwrap_or_else(PoisonError::into_inner);
                 }

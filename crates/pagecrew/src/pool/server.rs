@@ -318,6 +318,10 @@ impl Shared {
                 self.store.remove_ready(id, node);
                 None
             }
+            Action::Close(file) => {
+                drop(file);
+                None
+            }
             Action::Boost => {
                 let _ = sched::set_class(self.filler.load(Ordering::Relaxed), Class::Normal);
                 None

@@ -90,6 +90,10 @@ impl Store {
                 return Err(Error::OtherBacking { mount, files });
             }
             debug_assert!(found != wanted[0]);
+            // Whoever has made mounts of his own (unshare) has this one as well, and what has a name there stays for as long.
+            for entry in std::fs::read_dir(mount.join(READY)).into_iter().flatten().flatten() {
+                let _ = std::fs::remove_file(entry.path());
+            }
             mount::detach(&mount).map_err(Error::system("unmounting", &mount))?;
         }
         // And no more than the machine has: what users add to their files until that is seen must not be all of its memory.

@@ -290,6 +290,7 @@ impl World {
                 }
                 None
             }
+            Action::Close(_) => None,
             Action::HandOut(handing) => Some(self.hand_out(worker, handing)),
             Action::Seize { id, name, .. } if self.one_in(4) => {
                 // Its owner holds that up, and the others do not wait for it.

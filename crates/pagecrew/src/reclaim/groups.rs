@@ -332,7 +332,12 @@ impl Shared {
                         anew |= std::mem::take(&mut state.changed);
                     }
                     TREE => match tree.as_mut().map(Tree::changes) {
-                        Some(Some(changes)) => self.follow(changes),
+                        Some(Some(changes)) => {
+                            self.follow(changes);
+                            if tree.as_ref().is_some_and(|tree| tree.left_out() > 0) {
+                                self.too_many();
+                            }
+                        }
                         _ => anew = true,
                     },
                     number => self.heard(number),

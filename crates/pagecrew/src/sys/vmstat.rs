@@ -40,7 +40,14 @@ impl VmStat {
     /// # Errors
     /// Those of `read`; `EILSEQ` where what there has to be is not there.
     pub fn read(&mut self) -> Result<Counts, Errno> {
-        let count = self.file.read_at(&mut self.room, 0)?;
+        // A read returns a page of it at most.
+        let mut count = 0;
+        loop {
+            match self.file.read_at(&mut self.room[count..], count as u64)? {
+                0 => break,
+                more => count += more,
+            }
+        }
         let text = std::str::from_utf8(&self.room[..count]).map_err(|_| Errno(libc::EILSEQ))?;
         counts(text).ok_or(Errno(libc::EILSEQ))
     }
@@ -231,6 +238,15 @@ mod tests {
     use proptest::prelude::*;
 
     const PAGE: u64 = PAGE_SIZE as u64;
+
+    #[test]
+    fn all_counters_are_read() {
+        let mut file = VmStat::open().unwrap();
+        file.read().unwrap();
+        let whole = std::fs::read_to_string("/proc/vmstat").unwrap();
+        let last = whole.lines().last().unwrap().split(' ').next().unwrap();
+        assert!(String::from_utf8_lossy(&file.room).contains(&format!("\n{last} ")), "{last}");
+    }
 
     #[test]
     fn this_machine() {

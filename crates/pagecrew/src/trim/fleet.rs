@@ -114,6 +114,8 @@ pub struct Fleet<T> {
     budget: Budget,
     rush: Option<Rush>,
     spent: Spent,
+    /// CPU time that was charged besides, for what was done elsewhere.
+    elsewhere_ns: u64,
     /// Who is looked at, and how many looks are left of its quantum.
     current: Option<(Id, usize)>,
     /// The sums of those that have left.
@@ -132,6 +134,7 @@ impl<T: Target> Fleet<T> {
             budget,
             rush: None,
             spent: Spent::default(),
+            elsewhere_ns: 0,
             current: None,
             former: Tally::default(),
         }
@@ -194,7 +197,7 @@ impl<T: Target> Fleet<T> {
 
     /// CPU time that was charged to the budget, in nanoseconds.
     pub fn charged_ns(&self) -> u64 {
-        self.spent.all_ns
+        self.spent.all_ns + self.elsewhere_ns
     }
 
     /// Processes that were never searched.
@@ -202,7 +205,7 @@ impl<T: Target> Fleet<T> {
         self.agenda.iter().take_while(|&&(at_ns, ..)| at_ns == 0).count()
     }
 
-    /// Charges CPU time that was used for the fleet elsewhere.
+    /// Charges CPU time that was used to find processes.
     pub fn charge(&mut self, cpu_ns: u64, clock: &impl Clock) {
         self.spent.all_ns += cpu_ns;
         self.spent.scan_ns += cpu_ns;
@@ -211,9 +214,18 @@ impl<T: Target> Fleet<T> {
 
     /// Charges what is left of `cpu_ns`, the CPU time that was used for the fleet so far, here and elsewhere, after what was charged before.
     pub fn charge_up_to(&mut self, cpu_ns: u64, clock: &impl Clock) {
-        let left = cpu_ns.saturating_sub(self.spent.all_ns);
+        let left = cpu_ns.saturating_sub(self.charged_ns());
         if left > 0 {
-            self.charge(left, clock);
+            self.elsewhere_ns += left;
+            self.budget.charge(left, 0, clock.now_ns());
+        }
+    }
+
+    /// This one takes the place of another, to which `charged_ns` was charged: nothing is saved up.
+    pub fn go_on_after(&mut self, charged_ns: u64, clock: &impl Clock) {
+        if charged_ns > 0 {
+            self.elsewhere_ns = charged_ns;
+            self.budget.use_up(clock.now_ns());
         }
     }
 

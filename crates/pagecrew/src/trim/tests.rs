@@ -463,6 +463,13 @@ fn what_is_used_elsewhere_is_paid_as_well_and_nothing_twice() {
     fleet.charge_up_to(120_000_000, &*clock);
     fleet.charge_up_to(150_000_000, &*clock);
     assert_eq!(fleet.turn(&*clock), Turn::Spent(Duration::from_secs(5)));
+    // Nor is anything saved up for whoever takes its place.
+    let mut next = Fleet::<Process>::new(Options { cpu: Some(0.01), ..Options::default() }, &*clock);
+    next.go_on_after(150_000_000, &*clock);
+    assert_eq!(next.charged_ns(), 150_000_000);
+    assert!(matches!(next.turn(&*clock), Turn::Idle(_)));
+    next.charge_up_to(160_000_000, &*clock);
+    assert_eq!(next.turn(&*clock), Turn::Spent(Duration::from_secs(1)));
 }
 
 /// Two hundred processes whose searches alone take longer than the interval between two, and the memory of one is needed: its zeroes go before
