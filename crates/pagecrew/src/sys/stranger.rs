@@ -143,7 +143,13 @@ fn close_elsewhere(descriptor: OwnedFd) {
     let number = descriptor.as_fd().as_raw_fd();
     let close = move || {
         // A table of its own, with this alone in it: if the process is killed meanwhile, everything else is closed at once.
-        let _ = has_parted.send(thread::keep_descriptor(number));
+        // Whoever waits for that does not wait for what others have closed meanwhile, and is in the table for a moment.
+        let tell = |parted| {
+            let _ = has_parted.send(parted);
+        };
+        if let Err(error) = thread::keep_descriptor(number, || tell(Ok(()))) {
+            tell(Err(error));
+        }
         // The last one to close it is the one that may have to wait.
         let _ = may_close.recv();
         CLOSING.fetch_sub(1, Ordering::Relaxed);
