@@ -267,7 +267,8 @@ impl Line {
         let run = move || {
             let event = thread.shared.event.as_fd().as_raw_fd();
             // Refused by the filters of containers, where it goes on with the process's table.
-            if keep_descriptor(event).is_err() {
+            let mut parted = Some(parted);
+            if keep_descriptor(event, || drop(parted.take())).is_err() {
                 let _ = nix::sched::unshare(CloneFlags::CLONE_FILES);
             }
             drop(parted);

@@ -42,8 +42,9 @@ pub struct Packet {
 /// A packet that was looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peeked {
-    /// What of it there was room for; 0 where the other end has been closed.
-    pub len: usize,
+    /// Whether there is one at all. If not, the other end has been closed, which looks like an empty packet otherwise. Known where
+    /// [`Socket::tell_packets_from_the_end`] was called.
+    pub is_there: bool,
     /// Whether it brings descriptors.
     pub brings: bool,
 }
@@ -270,13 +271,24 @@ impl Socket {
     /// # Errors
     /// Those of [`Socket::receive_bytes`].
     pub fn peek_bytes(&self, room: &mut [u8]) -> Result<Peeked, Errno> {
-        let mut control = RecvAncillaryBuffer::default();
+        // No room for descriptors.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         let received = rustix::io::retry_on_intr(|| {
             rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(room)], &mut control, flags)
         })?;
-        // There was no room for whatever came along.
-        Ok(Peeked { len: received.bytes, brings: received.flags.contains(ReturnFlags::CTRUNC) })
+        let brings = received.flags.contains(ReturnFlags::CTRUNC);
+        let is_signed = control.drain().any(|message| matches!(message, RecvAncillaryMessage::ScmCredentials(_)));
+        Ok(Peeked { is_there: is_signed || received.bytes > 0, brings })
+    }
+
+    /// From now on every packet says who has sent it (`SO_PASSCRED`), and the end of the connection doesn't.
+    ///
+    /// # Errors
+    /// Those of `setsockopt`.
+    pub fn tell_packets_from_the_end(&self) -> Result<(), Errno> {
+        Ok(sockopt::set_socket_passcred(&self.0, true)?)
     }
 
     /// From now on, nobody waits at this end for a packet or for a connection.

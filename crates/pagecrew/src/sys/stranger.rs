@@ -45,7 +45,12 @@ impl Listener {
     /// # Errors
     /// Those of [`Socket::accept`].
     pub fn accept(&self) -> Result<Stranger, Errno> {
-        Ok(Stranger { socket: Some(self.socket.accept()?), refuses: self.refuses })
+        let socket = self.socket.accept()?;
+        if !self.refuses {
+            // What can't be told from the end would hide what comes behind it.
+            socket.tell_packets_from_the_end()?;
+        }
+        Ok(Stranger { socket: Some(socket), refuses: self.refuses })
     }
 
     /// See [`Socket::do_not_wait`].
@@ -104,8 +109,7 @@ impl Stranger {
         loop {
             match self.peek_bytes(&mut [0]) {
                 Ok(peeked) if peeked.brings => return false,
-                // There are no empty packets.
-                Ok(peeked) if peeked.len > 0 && self.receive_bytes(&mut [0]).is_ok() => {}
+                Ok(peeked) if peeked.is_there && self.receive_bytes(&mut [0]).is_ok() => {}
                 _ => return true,
             }
         }
@@ -139,7 +143,13 @@ fn close_elsewhere(descriptor: OwnedFd) {
     let number = descriptor.as_fd().as_raw_fd();
     let close = move || {
         // A table of its own, with this alone in it: if the process is killed meanwhile, everything else is closed at once.
-        let _ = has_parted.send(thread::keep_descriptor(number));
+        // Whoever waits for that does not wait for what others have closed meanwhile, and is in the table for a moment.
+        let tell = |parted| {
+            let _ = has_parted.send(parted);
+        };
+        if let Err(error) = thread::keep_descriptor(number, || tell(Ok(()))) {
+            tell(Err(error));
+        }
         // The last one to close it is the one that may have to wait.
         let _ = may_close.recv();
         CLOSING.fetch_sub(1, Ordering::Relaxed);
@@ -206,11 +216,13 @@ mod tests {
         }
     }
 
-    /// Sends what is slow to close, has `close` done to those who are sent it, and lets it be closed at last.
-    fn is_not_waited_for(name: &str, close: impl FnOnce(Listener)) {
+    /// Sends `packets`, and behind them what is slow to close, has `close` done to those who are sent it, and lets it be closed at last.
+    fn is_not_waited_for(name: &str, packets: &[&[u8]], close: impl FnOnce(Listener)) {
         let (listener, client) = listener(name);
         let (slow, mut unread) = lingering();
-        client.send(b"harmless", None).unwrap();
+        for packet in packets {
+            client.send(packet, None).unwrap();
+        }
         client.send(b"x", Some(slow.as_fd())).unwrap();
         drop(slow);
         let begin = Instant::now();
@@ -225,14 +237,19 @@ mod tests {
 
     #[test]
     fn what_is_slow_to_close_is_closed_by_nobody_who_is_waited_for() {
-        is_not_waited_for("slow", |listener| {
+        is_not_waited_for("slow", &[b"harmless"], |listener| {
             let stranger = listener.accept().unwrap();
             let mut room = [0; 16];
             assert_eq!(stranger.receive(&mut room).unwrap().len, 8);
             assert_eq!(stranger.receive(&mut room).err(), Some(Errno(libc::EPROTO)));
         });
         // Of those who were never accepted, neither.
-        is_not_waited_for("waiting", drop);
+        is_not_waited_for("waiting", &[b"harmless"], drop);
+        // An empty packet is not the end.
+        is_not_waited_for("empty", &[b"", b""], |listener| {
+            let stranger = listener.accept().unwrap();
+            assert_eq!(stranger.receive(&mut [0; 16]).unwrap().len, 0);
+        });
         assert_eq!(CLOSING.load(Ordering::Relaxed), 0);
     }
 

@@ -42,14 +42,16 @@ pub fn leave_descriptors() -> Result<(), Errno> {
     Errno::check(unsafe { libc::syscall(libc::SYS_close_range, 0, u32::MAX, UNSHARE) }).map(drop)
 }
 
-/// Gives the calling thread a table of file descriptors of its own that has `kept` alone.
+/// Gives the calling thread a table of file descriptors of its own that has `kept` alone. `parted` is called when it has one: what is opened from
+/// then on is not in it. To close what was in it takes as long as that takes, where nobody else has it any more.
 ///
 /// # Errors
 /// As [`leave_descriptors`]: the table is still shared then.
-pub fn keep_descriptor(kept: RawFd) -> Result<(), Errno> {
+pub fn keep_descriptor(kept: RawFd, parted: impl FnOnce()) -> Result<(), Errno> {
     let kept = kept as u32;
     // SAFETY: the new table is this thread's alone, so closing everything in it closes nothing of anybody else's.
     Errno::check(unsafe { libc::syscall(libc::SYS_close_range, kept + 1, u32::MAX, UNSHARE) })?;
+    parted();
     if kept > 0 {
         // SAFETY: as above.
         let _ = unsafe { libc::syscall(libc::SYS_close_range, 0, kept - 1, 0) };
