@@ -26,7 +26,8 @@ test: setup built ## Every test that takes no longer than a few minutes
 # Models of all interleavings take a CPU and nothing else, and a guest takes little more than another.
 .PHONY: models-and-guests
 models-and-guests:
-	@RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom nice $(CARGO) test --package pagecrew --profile checked --lib model \
+	@mkdir -p $(TARGET)/loom; \
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom nice $(CARGO) test --package pagecrew --profile checked --lib model \
 		>$(TARGET)/loom/output 2>&1 & models=$$!; \
 	bash scripts/guests.sh --short; status=$$?; \
 	wait $$models || status=$$?; \

@@ -312,7 +312,7 @@ fn a_process_that_is_in_the_way_is_left_behind() {
             .unwrap()
             .to_string()
     };
-    assert!(of(&now).contains("its memory is locked"), "{now}");
+    assert!(of(&now).contains("was locked for long"), "{now}");
     // It is not locked any more.
     drop(watch.child.stdin.take());
     until_split(&mut watch, 2 * PAGES);

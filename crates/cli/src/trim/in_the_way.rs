@@ -8,7 +8,7 @@ use pagecrew::trim::Id;
 use std::collections::BTreeMap;
 
 /// The pauses, from the first to the longest.
-const PAUSE_NS: u64 = 60_000_000_000;
+const PAUSE_NS: u64 = 10_000_000_000;
 const PAUSE_MOST_NS: u64 = 3_600_000_000_000;
 /// A user with so many of them has all of his left alone. Root is many: services, and containers without users of their own.
 const MANY: usize = 2;
