@@ -27,5 +27,5 @@ together() {
 }
 
 long=yes
-add together/hour 4500 together 290
+add together/hour 4500 together 3600
 long=no

@@ -174,7 +174,7 @@ pub(super) enum Action<F> {
         name: String,
         file: F,
     },
-    /// Close a file that has no name any more. With the books open: its owner may have attached so much to it that the kernel is at that for long.
+    /// Close a file that has no name any more. Not with the books locked: its owner may have attached so much to it that the kernel is at that for long.
     Close(F),
     /// Take from a file what it has beyond so many bytes. That may take as long as its owner likes. [`Event::Shrunk`]
     Shrink {
