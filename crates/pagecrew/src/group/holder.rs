@@ -1,11 +1,13 @@
 //! A control group that is held at its limit: what [`held`](super::held) decides, done with a [`Hold`].
 
-use super::held::{Numbers, Standing, high_below, next_high, standing};
+use super::held::{Numbers, Standing, Steps, high_below, standing};
 use super::hold::{Hold, HoldError, Reclaimable};
 use super::{Group, Version};
 use crate::stats::figures;
 use crate::sys::Errno;
+use crate::sys::clock::now_ns;
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 figures! {
     /// What came of holding control groups.
@@ -25,6 +27,7 @@ pub struct Holder {
     holding: bool,
     /// Of the last look that asked for it.
     times_over_high: u64,
+    steps: Steps,
 }
 
 impl Holder {
@@ -34,7 +37,8 @@ impl Holder {
     /// See [`HoldError`].
     pub fn new(group: &Group) -> Result<Holder, HoldError> {
         let hold = group.hold()?;
-        let mut holder = Holder { times_over_high: hold.times_over_high(), hold, holding: false };
+        let (times_over_high, steps) = (hold.times_over_high(), Steps::new());
+        let mut holder = Holder { hold, holding: false, times_over_high, steps };
         holder.again().map_err(|errno| HoldError::Refused(group.path().to_owned(), errno))?;
         Ok(holder)
     }
@@ -97,7 +101,10 @@ impl Holder {
     /// Lowers `memory.high` by a step, since the kernel reclaims at once what is above it.
     fn step_down(&mut self, high: u64, max: u64) -> Result<(), Errno> {
         let Some(usage) = self.hold.usage() else { return Ok(()) };
-        self.hold.take(next_high(high, usage, max))
+        let begin_ns = now_ns();
+        let taken = self.hold.take(self.steps.next_high(high, usage, max));
+        self.steps.took(Duration::from_nanos(now_ns() - begin_ns));
+        taken
     }
 
     /// Whether the group is held, not let go.

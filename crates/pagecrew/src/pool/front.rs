@@ -3,10 +3,10 @@
 //! One thread waits for all connections at once. A request is put into its user's turn (`turns`), and one of a few workers does it and
 //! answers; where its user may hold it up, it is answered when an errand is done (`errands`), and no worker waits for that. A connection has
 //! one request at a time; the next one is read when the first is answered. So whoever crashes, floods, or does not read holds up nobody but
-//! himself, and what a connection costs is one descriptor.
+//! himself, and what a connection costs is one descriptor, and what its client has not read.
 //!
 //! **How many.** A user has [`OF_USER`] connections, all users together leave [`ROOT_ROOM`] to root, and one that has nothing and asks nothing for
-//! [`IDLE`] is ended.
+//! [`IDLE`] is ended. One that was ended counts for as long as its client has something to read: that is memory of this process's control group.
 
 use super::protocol::{Answer, Code, REQUEST_MOST};
 use super::server::{Reply, Shared};
@@ -16,7 +16,7 @@ use crate::sys::stranger::{Listener, Stranger};
 use crate::sys::{Errno, clock};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -33,6 +33,10 @@ const NO_ROOM: Duration = Duration::from_millis(50);
 const WORKERS: usize = 4;
 /// What a worker needs of a stack.
 const STACK: usize = 256 << 10;
+/// Whoever has not read so many bytes of answers gets no more.
+const UNREAD_MOST: usize = 32 << 10;
+/// So many who were sent away may leave that unread.
+const SENT_AWAY_MOST: usize = 64;
 /// Connections that are taken in before others are looked at.
 const AT_ONCE: usize = 64;
 
@@ -48,10 +52,19 @@ pub(super) struct Connection {
     pub peer: Peer,
     /// The user who pays for what the peer takes.
     pub account: u32,
-    /// All groups that the peer is in.
-    pub groups: Vec<u32>,
     /// When it was last heard of.
     heard_ns: AtomicU64,
+}
+
+impl Connection {
+    /// Those of these groups that the peer is in. It may be in 65,536, so nobody remembers them.
+    pub fn is_in(&self, mut groups: Vec<u32>) -> Vec<u32> {
+        if !groups.is_empty() {
+            let all: HashSet<u32> = self.socket.peer_groups().into_iter().chain([self.peer.group]).collect();
+            groups.retain(|group| all.contains(group));
+        }
+        groups
+    }
 }
 
 /// What loop and workers share.
@@ -60,6 +73,8 @@ struct Common {
     poll: OwnedFd,
     wake: OwnedFd,
     connections: Mutex<HashMap<u64, Arc<Connection>>>,
+    /// Those that have ended, with answers that were not read.
+    unread: Mutex<Vec<Arc<Connection>>>,
     turns: Mutex<Queue>,
     /// There is a turn, or there will be none any more.
     turn: Condvar,
@@ -97,6 +112,7 @@ impl Front {
             poll,
             wake,
             connections: Mutex::new(HashMap::new()),
+            unread: Mutex::new(Vec::new()),
             turns: Mutex::new(queue),
             turn: Condvar::new(),
         });
@@ -154,9 +170,10 @@ impl Common {
         let (mut next_number, mut next_sweep_ns, mut no_room_ns) = (0, 0, 0);
         loop {
             let now = clock::now_ns();
-            let nobody = lock(&self.connections).is_empty();
+            let nobody = lock(&self.connections).is_empty() && lock(&self.unread).is_empty();
             if now >= next_sweep_ns && !nobody {
                 self.end_idle(now);
+                lock(&self.unread).retain(|connection| connection.socket.unread() > 0);
                 next_sweep_ns = now + SWEEP.as_nanos() as u64;
             }
             // With nobody there, nothing happens before somebody comes.
@@ -207,17 +224,12 @@ impl Common {
             *next_number += 1;
             let heard_ns = AtomicU64::new(clock::now_ns());
             let account = self.shared.broker().state.settings.quotas.subordinates.account_of(peer.user);
-            let mut groups = socket.peer_groups();
-            groups.push(peer.group);
-            let connection = Connection { number, socket, peer, account, groups, heard_ns };
+            let connection = Arc::new(Connection { number, socket, peer, account, heard_ns });
             if !self.has_room(account) {
                 self.shared.broker().state.counters.refused += 1;
-                let message = "too many connections; close some".into();
-                let answer = Answer::Error { code: Code::TooMany, message };
-                let _ = connection.socket.send(answer.to_string().as_bytes(), None);
+                self.send_away(connection);
                 continue;
             }
-            let connection = Arc::new(connection);
             lock(&self.connections).insert(number, connection.clone());
             let events = EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT;
             if epoll::add(&self.poll, &*connection.socket, EventData::new_u64(number), events).is_err() {
@@ -230,8 +242,45 @@ impl Common {
 
     fn has_room(&self, account: u32) -> bool {
         let connections = lock(&self.connections);
-        let of_user = connections.values().filter(|connection| connection.account == account).count();
-        self.shared.capacity.takes_in(account, connections.len(), of_user)
+        let mut unread = lock(&self.unread);
+        let capacity = &self.shared.capacity;
+        let own = |unread: &[Arc<Connection>]| {
+            connections.values().chain(unread).filter(|connection| connection.account == account).count()
+        };
+        let takes_in =
+            |unread: &[Arc<Connection>]| capacity.takes_in(account, connections.len() + unread.len(), own(unread));
+        if takes_in(&unread) {
+            return true;
+        }
+        unread.retain(|connection| connection.socket.unread() > 0);
+        if takes_in(&unread) {
+            return true;
+        }
+        // What others leave unread is no reason to refuse somebody.
+        if connections.values().filter(|connection| connection.account == account).count() < own(&unread) {
+            return false;
+        }
+        unread.clear();
+        takes_in(&unread)
+    }
+
+    /// There is no room for whoever has connected. Somebody who leaves unread what he is told is told no more.
+    fn send_away(&self, connection: Arc<Connection>) {
+        let unread = lock(&self.unread).iter().filter(|other| other.account == connection.account).count();
+        if unread < SENT_AWAY_MOST {
+            let message = "too many connections; close some".into();
+            let answer = Answer::Error { code: Code::TooMany, message };
+            let _ = connection.socket.send(answer.to_string().as_bytes(), None);
+            self.keep_unread(connection);
+        }
+    }
+
+    /// A connection has ended, but not what its client has to read.
+    fn keep_unread(&self, connection: Arc<Connection>) {
+        if connection.socket.unread() > 0 {
+            connection.socket.end();
+            lock(&self.unread).push(connection);
+        }
     }
 
     /// Ends connections that have nothing and ask nothing.
@@ -278,16 +327,20 @@ impl Common {
         }
     }
 
-    /// A client has left.
-    fn leave(&self, connection: &Connection) {
+    /// A client has left, or is no longer answered.
+    fn leave(&self, connection: &Arc<Connection>) {
         // First off the list, so that nobody is told of it once more.
         lock(&self.connections).remove(&connection.number);
         self.shared.left(connection.number);
+        self.keep_unread(connection.clone());
     }
 
     /// Reads a request and answers it, or will. Returns whether the connection goes on.
     fn answer(&self, connection: &Arc<Connection>, room: &mut [u8]) -> bool {
         connection.heard_ns.store(clock::now_ns(), Ordering::Relaxed);
+        if connection.socket.unread() > UNREAD_MOST {
+            return false;
+        }
         match connection.socket.receive(room) {
             Err(Errno(libc::EAGAIN)) => self.hear(connection),
             Ok(packet) if packet.len > 0 => {

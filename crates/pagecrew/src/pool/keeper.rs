@@ -484,7 +484,7 @@ impl Keeper {
     /// asked of `all`, or of those that are going.
     fn look_at_taken(&self, all: bool) {
         if all {
-            self.shared.store.keep_room_for_files();
+            let _ = self.shared.store.keep_room_for_files();
             self.find_strays();
         }
         self.open_the_rest();

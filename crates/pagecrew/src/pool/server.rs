@@ -10,6 +10,7 @@ use super::keeper::Keeper;
 use super::ledger::Entry;
 use super::options::{Options, Sizes};
 use super::protocol::{Answer, Code, REQUEST_MOST, Request};
+use super::quota::Subordinates;
 use super::state::{Condition, Life, Ready, Refusal, Settings, State};
 use super::status::{Facts, Status};
 use super::store::{self, Left, Store, Waiting};
@@ -30,7 +31,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What the threads of a server share.
 pub(super) struct Shared {
@@ -139,7 +140,10 @@ impl Shared {
                 let machine = procfs::memory_info()
                     .map_or(u64::MAX, |memory| arbiter::available(&memory, stats::read_ahead(), clock::now_ns()));
                 let group = cgroup::memory().map_or(u64::MAX, |group| group.limit.saturating_sub(group.used));
-                machine.min(group)
+                // What users have added to their files is nobody else's for the moment, however much the machine has.
+                let mount = self.mount_facts().filter(|facts| facts.f_blocks > 0);
+                let mount = mount.map_or(u64::MAX, |facts| facts.f_bfree.saturating_mul(facts.f_frsize));
+                machine.min(group).min(mount)
             }
         }
     }
@@ -210,6 +214,11 @@ impl Shared {
                 Action::Shrink { owner, id, name, size } => {
                     let path = self.store.taken_path(&name);
                     (owner, Event::Shrunk(id, false), Box::new(move || Event::Shrunk(id, store::shrink(&path, size))))
+                }
+                Action::TakeBack { owner, id, name } => {
+                    let path = self.store.taken_path(&name);
+                    let take_back = move || Event::TakenBack(id, store::take_back(&path));
+                    (owner, Event::TakenBack(id, false), Box::new(take_back))
                 }
                 action => {
                     let follow = self.perform_one(action, &mut task.outcome);
@@ -328,8 +337,10 @@ impl Shared {
             }
             Action::HandOut(handing) => Some(self.hand_out(handing, outcome)),
             // Errands, which whoever calls this sees to.
-            Action::Seize { .. } | Action::Shrink { .. } => None,
-            Action::TakeBack { id, name, file } => self.store.take_back(&name, &file).then_some(Event::TakenBack(id)),
+            Action::Seize { .. } | Action::Shrink { .. } | Action::TakeBack { .. } => None,
+            Action::AskIfUnused { id, file } => {
+                shared_file::unused_by_others(&file).unwrap_or(false).then_some(Event::Unused(id))
+            }
             Action::Give { name, node, size, ready } => {
                 let path = self.store.taken_path(&name).to_string_lossy().into_owned();
                 let backing = self.store.kind().into();
@@ -404,7 +415,9 @@ impl Shared {
         let asker = Asker { connection: number, peer, account };
         match request {
             Request::Take { size, node, until } => {
-                self.broker().state.join(account, &connection.groups);
+                let with_quotas = self.broker().state.settings.quotas.groups.keys().copied().collect();
+                let groups = connection.is_in(with_quotas);
+                self.broker().state.join(account, &groups);
                 Ok(Event::Take(Wish { asker, size, node, until }, None))
             }
             Request::Release { path } => match self.store.taken_name(Path::new(&path)) {
@@ -432,10 +445,18 @@ impl Shared {
         }
     }
 
-    /// Waits a moment for errands that are under way. Returns what clients are answered.
+    /// Waits a moment for errands that are under way, and for those that follow from them. Returns what clients are answered.
     pub fn settle(&self) -> Vec<Reply> {
-        self.errands.settle(PATIENCE);
-        std::iter::from_fn(|| self.errands.next_done()).filter_map(|done| self.go_on(done)).collect()
+        let until = Instant::now() + PATIENCE;
+        let mut replies = Vec::new();
+        loop {
+            self.errands.settle(until.saturating_duration_since(Instant::now()));
+            let done: Vec<Done> = std::iter::from_fn(|| self.errands.next_done()).collect();
+            if done.is_empty() {
+                return replies;
+            }
+            replies.extend(done.into_iter().filter_map(|done| self.go_on(done)));
+        }
     }
 
     /// Whether a connection holds something.
@@ -514,7 +535,7 @@ impl Server {
         let reserved = store.kind() == MemoryFs::Hugetlbfs;
         let own_user = store::own_user();
         let mut broker = Broker {
-            state: State::new(settings),
+            state: State::new(settings, capacity.wait_on_each(nodes.len())),
             limit,
             capacity,
             reserved,
@@ -581,6 +602,11 @@ impl Server {
         Ok(())
     }
 
+    /// From now on, users in user namespaces are these users'. What is taken stays on the account that it is on.
+    pub fn set_subordinates(&self, subordinates: Subordinates) {
+        self.shared.broker().state.settings.quotas.subordinates = subordinates;
+    }
+
     /// Something that says how it stands.
     pub fn observer(&self) -> Observer {
         Observer(self.shared.clone())
@@ -607,6 +633,7 @@ impl Server {
         // Those who are no longer connected are not answered.
         drop(shared.settle());
         shared.happened(Event::Stop);
+        drop(shared.settle());
         let left = shared.broker().state.taken.len();
         if left == 0 {
             shared.store.close()?;
