@@ -259,7 +259,7 @@ mod tests {
     fn steps_are_as_long_as_the_kernel_does_in_milliseconds() {
         const LIMIT: u64 = 4 << 30;
         // So many bytes a second, however they are got.
-        for rate in [1 << 20, 20 << 20, 500 << 20, 20 << 30_u64] {
+        for rate in [1_u64 << 20, 20 << 20, 500 << 20, 20 << 30] {
             let mut steps = Steps::new();
             let times: Vec<Duration> = std::iter::repeat_with(|| {
                 let time = Duration::from_secs_f64((LIMIT - steps.next_high(LIMIT, LIMIT, LIMIT)) as f64 / rate as f64);

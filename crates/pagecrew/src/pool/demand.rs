@@ -214,7 +214,7 @@ impl Demand {
     pub fn wanted(&mut self, files: &[(usize, usize)], size: usize) -> Vec<usize> {
         let mut rest = whole(size);
         let (mut wanted, mut told) = (Vec::new(), BTreeMap::new());
-        let most = self.most - LADDER_STEPS.min(self.most / 2);
+        let most = self.most - LADDER_STEPS.min((self.most / 2).max(1));
         for &(size, count) in files {
             let size = whole(size);
             let fit = rest.checked_div(size).unwrap_or(0).min(count).min(most - wanted.len());

@@ -160,8 +160,8 @@ impl Store {
     }
 
     /// What is known of a taken file that can't be opened.
-    pub fn facts(&self, name: &str) -> Option<Metadata> {
-        std::fs::symlink_metadata(self.taken_path(name)).ok()
+    pub fn facts(&self, name: &str) -> std::io::Result<Metadata> {
+        std::fs::symlink_metadata(self.taken_path(name))
     }
 
     /// The name of the taken file at `path`, if that can be one.

@@ -520,10 +520,12 @@ impl World {
                 let named = |file: &File| {
                     [Place::Taken(taken.name.clone()), Place::Going(taken.name.clone())].contains(&file.place)
                 };
-                let Some(number) = self.files.iter().position(named) else { return };
-                let file = &self.files[number];
-                let seen = file.seen(None);
-                if self.below(2) == 0 { Event::Seen(id, seen) } else { Event::Opened(id, number) }
+                match self.files.iter().position(named) {
+                    // A former server's thread has taken it back.
+                    None => Event::TakenBack(id, true),
+                    Some(number) if self.below(2) == 0 => Event::Opened(id, number),
+                    Some(number) => Event::Seen(id, self.files[number].seen(None)),
+                }
             }
             Some(number) => {
                 let file = &self.files[number];
