@@ -116,6 +116,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             },
             Event::Reload(read) => {
                 reload(&server, read, &settings);
+                subordinates.read_again();
                 service.reloaded();
             }
             Event::Stop => break,

@@ -1,12 +1,12 @@
-//! Whose the users in user namespaces are, by `/etc/subuid`, which changes when a user is added: then it counts at once, or he would have a
-//! quota for each of his numbers until the settings are read again.
+//! Whose the users in user namespaces are, by `/etc/subuid`, which changes when a user is added: then it counts as soon as it was read, or he would
+//! have a quota for each of his numbers until the settings are read again.
 
 use crate::failure::Failure;
 use crate::rereading::Rereading;
 use crate::values::parse_user;
 use pagecrew::pool::Subordinates;
 use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
-use std::ffi::OsString;
+use std::ffi::{CStr, OsString};
 use std::io::ErrorKind;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -37,11 +37,18 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Watches it from now on.
+    /// Watches it from now on, and reads it: whoever has read it before may have been a moment too early.
     pub fn new(path: PathBuf) -> Result<Watch, Failure> {
         let name = path.file_name().unwrap_or_default().to_owned();
         let inotify = path.parent().and_then(watch);
-        Ok(Watch { inotify, name, rereading: Rereading::new(move || read(&path))? })
+        let mut watch = Watch { inotify, name, rereading: Rereading::new(move || read(&path))? };
+        watch.read_again();
+        Ok(watch)
+    }
+
+    /// Reads it again, since somebody else has who may have been slow.
+    pub fn read_again(&mut self) {
+        self.rereading.begin();
     }
 
     /// Ready when [`changed`](Watch::changed) may have something.
@@ -57,8 +64,9 @@ impl Watch {
             let mut reader = Reader::new(inotify, &mut room);
             let mut is_changed = false;
             while let Ok(event) = reader.next() {
-                // With no name, the kernel has lost count.
-                is_changed |= event.file_name().is_none_or(|name| name.to_bytes() == self.name.as_bytes());
+                // With no name, the kernel has lost count. A name in the file may be that of a user who is made later.
+                let is_one = |name: &CStr| name.to_bytes() == self.name.as_bytes() || name == c"passwd";
+                is_changed |= event.file_name().is_none_or(is_one);
             }
             if is_changed {
                 self.rereading.begin();
@@ -97,6 +105,7 @@ mod tests {
         let path = directory.path().join("subuid");
         let mut watch = Watch::new(path.clone()).unwrap();
         assert_eq!(watch.descriptors().count(), 2);
+        assert_eq!(eventually(&mut watch), Ok(Subordinates::default()));
         assert!(watch.changed().is_none());
         std::fs::write(directory.path().join("other"), "").unwrap();
         assert!(watch.changed().is_none());

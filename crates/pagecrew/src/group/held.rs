@@ -93,7 +93,9 @@ impl Steps {
     /// The next step from a `memory.high` of `high` bytes to [`high_below`] `max`, in a group with `usage` bytes: the kernel
     /// reclaims what is above it at once, so a group full of page cache is not brought down by an eighth at once.
     pub fn next_high(self, high: u64, usage: u64, max: u64) -> u64 {
-        let step = (max / 64).clamp(STEP_LEAST, STEP_MOST).min(self.most);
+        let step = (max / 64).clamp(STEP_LEAST, STEP_MOST);
+        // The first one leaves as much below `max` as a few pages take, huge ones included.
+        let step = if high >= max { step.min(self.most).max(STEP_LEAST) } else { step.min(self.most) };
         whole_pages(high.min(usage).min(max).saturating_sub(step)).max(high_below(max))
     }
 
@@ -262,7 +264,8 @@ mod tests {
         for rate in [1_u64 << 20, 20 << 20, 500 << 20, 20 << 30] {
             let mut steps = Steps::new();
             let times: Vec<Duration> = std::iter::repeat_with(|| {
-                let time = Duration::from_secs_f64((LIMIT - steps.next_high(LIMIT, LIMIT, LIMIT)) as f64 / rate as f64);
+                let high = LIMIT - STEP_MOST;
+                let time = Duration::from_secs_f64((high - steps.next_high(high, LIMIT, LIMIT)) as f64 / rate as f64);
                 steps.took(time);
                 time
             })
@@ -273,8 +276,11 @@ mod tests {
         }
         let mut steps = Steps::new();
         (0..9).for_each(|_| steps.took(Duration::from_secs(1)));
-        assert_eq!(LIMIT - steps.next_high(LIMIT, LIMIT, LIMIT), STEP_SHORT);
+        let high = LIMIT - STEP_MOST;
+        assert_eq!(high - steps.next_high(high, LIMIT, LIMIT), STEP_SHORT);
+        // But for the first one.
+        assert_eq!(LIMIT - steps.next_high(u64::MAX, LIMIT, LIMIT), STEP_LEAST);
         (0..9).for_each(|_| steps.took(Duration::ZERO));
-        assert_eq!(LIMIT - steps.next_high(LIMIT, LIMIT, LIMIT), STEP_MOST);
+        assert_eq!(high - steps.next_high(high, LIMIT, LIMIT), STEP_MOST);
     }
 }

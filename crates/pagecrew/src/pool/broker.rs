@@ -56,6 +56,8 @@ pub(super) struct Wish {
 pub(super) struct Survey {
     /// Bytes that could be had.
     pub available: u64,
+    /// Bytes that the mount has room for.
+    pub room: u64,
     /// The number of the file, should one have to be made.
     pub id: u64,
 }
@@ -385,11 +387,11 @@ impl<F: Clone> Broker<F> {
         }
         let chosen = state.choose(node, account, size, now.ns).map(|ready| (ready.id, ready.filled.min(size)));
         let ready = chosen.map_or(0, |(_, ready)| ready);
-        let Survey { available, id } = match survey {
+        let Survey { available, room, id } = match survey {
             Some(survey) => survey,
             None if ready < size => return vec![Action::Survey(wish)],
             // Nothing has to be had and nothing to be made.
-            None => Survey { available: 0, id: chosen.map_or(0, |(id, _)| id) },
+            None => Survey { available: 0, room: 0, id: chosen.map_or(0, |(id, _)| id) },
         };
         if let Err(error) = state.settings.quotas.charge(&mut state.accounts, account, size) {
             return refuse(Code::Quota, error);
@@ -404,7 +406,7 @@ impl<F: Clone> Broker<F> {
             // Nothing is in a new one, so there need be no room for it.
             _ => None,
         };
-        let mut actions = match self.reserve_headroom(node, size - ready, taken + size, available) {
+        let mut actions = match self.reserve_headroom(node, size - ready, taken + size, available, room) {
             Ok(given_up) => self.cuts(given_up),
             Err(refusal) => {
                 self.state.accounts.refund(account, size);
@@ -443,7 +445,7 @@ impl<F: Clone> Broker<F> {
         actions
     }
 
-    /// Sees to it that `missing` bytes can be had of the `available` ones, with `taken` bytes taken then, and takes out what has to be given
+    /// Sees to it that `missing` bytes can be had of the `available` ones and have `room`, with `taken` bytes taken then, and takes out what has to be given
     /// up for it.
     fn reserve_headroom(
         &mut self,
@@ -451,12 +453,21 @@ impl<F: Clone> Broker<F> {
         missing: usize,
         taken: usize,
         available: u64,
+        room: u64,
     ) -> Result<Vec<GivenUp<F>>, Refusal> {
         let state = &mut self.state;
+        let room = room.saturating_sub(state.promised() as u64);
+        if missing as u64 > room.saturating_add(state.ready() as u64) {
+            let [missing, room] = [missing as u64, room].map(Bytes);
+            let message = format!(
+                "{missing} more would be needed, and the pool has room for {room}: users have made their files larger, and keep them so"
+            );
+            return Err(Refusal(Code::NoMemory, message));
+        }
         let floor = if self.reserved || state.settings.below_floor { 0 } else { state.settings.floor as usize };
         let available = match missing {
             0 => usize::MAX,
-            _ => (available as usize).saturating_sub(state.promised().saturating_add(floor)),
+            _ => (available as usize).saturating_sub(state.promised().saturating_add(floor)).min(room as usize),
         };
         let ready = state.ready();
         if available.saturating_add(ready) < missing {

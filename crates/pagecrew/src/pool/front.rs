@@ -16,7 +16,7 @@ use crate::sys::stranger::{Listener, Stranger};
 use crate::sys::{Errno, clock};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -29,7 +29,7 @@ const IDLE: Duration = Duration::from_secs(60);
 const SWEEP: Duration = Duration::from_secs(5);
 /// So long nobody is taken in after there was no descriptor or no memory for one more.
 const NO_ROOM: Duration = Duration::from_millis(50);
-/// Threads that do what is asked: most is done in microseconds, and giving a large file's memory back takes long.
+/// Threads that do what is asked: all of it is done in microseconds, but for making a file.
 const WORKERS: usize = 4;
 /// What a worker needs of a stack.
 const STACK: usize = 256 << 10;
@@ -60,8 +60,8 @@ impl Connection {
     /// Those of these groups that the peer is in. It may be in 65,536, so nobody remembers them.
     pub fn is_in(&self, mut groups: Vec<u32>) -> Vec<u32> {
         if !groups.is_empty() {
-            let all: HashSet<u32> = self.socket.peer_groups().into_iter().chain([self.peer.group]).collect();
-            groups.retain(|group| all.contains(group));
+            let all = self.socket.peer_groups();
+            groups.retain(|group| *group == self.peer.group || all.contains(group));
         }
         groups
     }
@@ -74,10 +74,50 @@ struct Common {
     wake: OwnedFd,
     connections: Mutex<HashMap<u64, Arc<Connection>>>,
     /// Those that have ended, with answers that were not read.
-    unread: Mutex<Vec<Arc<Connection>>>,
+    unread: Mutex<Unread>,
     turns: Mutex<Queue>,
     /// There is a turn, or there will be none any more.
     turn: Condvar,
+}
+
+/// Connections that have ended, with answers that were not read, by account.
+#[derive(Default)]
+struct Unread {
+    of: HashMap<u32, Vec<Arc<Connection>>>,
+    /// When it was last looked which of them have been read.
+    looked_ns: u64,
+}
+
+impl Unread {
+    fn len(&self) -> usize {
+        self.of.values().map(Vec::len).sum()
+    }
+
+    fn of(&self, account: u32) -> usize {
+        self.of.get(&account).map_or(0, Vec::len)
+    }
+
+    fn push(&mut self, connection: Arc<Connection>) {
+        self.of.entry(connection.account).or_default().push(connection);
+    }
+
+    /// Takes those out that have been read, where that was not looked for a moment ago.
+    fn take_read(&mut self, now_ns: u64) -> Vec<Arc<Connection>> {
+        if now_ns.saturating_sub(self.looked_ns) < NO_ROOM.as_nanos() as u64 {
+            return Vec::new();
+        }
+        self.looked_ns = now_ns;
+        let is_read = |connection: &mut Arc<Connection>| connection.socket.unread() == 0;
+        let read = self.of.values_mut().flat_map(|all| all.extract_if(.., is_read)).collect();
+        self.of.retain(|_, all| !all.is_empty());
+        read
+    }
+
+    /// Takes those of the account out that has most.
+    fn take_most(&mut self) -> Vec<Arc<Connection>> {
+        let most = self.of.iter().max_by_key(|(_, all)| all.len()).map(|(&account, _)| account);
+        most.and_then(|account| self.of.remove(&account)).unwrap_or_default()
+    }
 }
 
 struct Queue {
@@ -112,7 +152,7 @@ impl Front {
             poll,
             wake,
             connections: Mutex::new(HashMap::new()),
-            unread: Mutex::new(Vec::new()),
+            unread: Mutex::default(),
             turns: Mutex::new(queue),
             turn: Condvar::new(),
         });
@@ -170,10 +210,11 @@ impl Common {
         let (mut next_number, mut next_sweep_ns, mut no_room_ns) = (0, 0, 0);
         loop {
             let now = clock::now_ns();
-            let nobody = lock(&self.connections).is_empty() && lock(&self.unread).is_empty();
+            let nobody = lock(&self.connections).is_empty() && lock(&self.unread).len() == 0;
             if now >= next_sweep_ns && !nobody {
                 self.end_idle(now);
-                lock(&self.unread).retain(|connection| connection.socket.unread() > 0);
+                let gone = lock(&self.unread).take_read(now);
+                drop(gone);
                 next_sweep_ns = now + SWEEP.as_nanos() as u64;
             }
             // With nobody there, nothing happens before somebody comes.
@@ -244,29 +285,29 @@ impl Common {
         let connections = lock(&self.connections);
         let mut unread = lock(&self.unread);
         let capacity = &self.shared.capacity;
-        let own = |unread: &[Arc<Connection>]| {
-            connections.values().chain(unread).filter(|connection| connection.account == account).count()
-        };
-        let takes_in =
-            |unread: &[Arc<Connection>]| capacity.takes_in(account, connections.len() + unread.len(), own(unread));
-        if takes_in(&unread) {
-            return true;
+        let own =
+            |unread: &Unread| connections.values().filter(|one| one.account == account).count() + unread.of(account);
+        let takes_in = |unread: &Unread| capacity.takes_in(account, connections.len() + unread.len(), own(unread));
+        let mut has_room = takes_in(&unread);
+        let mut gone = Vec::new();
+        if !has_room {
+            gone = unread.take_read(clock::now_ns());
+            has_room = takes_in(&unread);
         }
-        unread.retain(|connection| connection.socket.unread() > 0);
-        if takes_in(&unread) {
-            return true;
+        // What others leave unread is no reason to refuse somebody who has few himself.
+        if !has_room && capacity.takes_in(account, connections.len(), own(&unread)) {
+            gone.extend(unread.take_most());
+            has_room = takes_in(&unread);
         }
-        // What others leave unread is no reason to refuse somebody.
-        if connections.values().filter(|connection| connection.account == account).count() < own(&unread) {
-            return false;
-        }
-        unread.clear();
-        takes_in(&unread)
+        drop((connections, unread));
+        // Closing them takes a while.
+        drop(gone);
+        has_room
     }
 
     /// There is no room for whoever has connected. Somebody who leaves unread what he is told is told no more.
     fn send_away(&self, connection: Arc<Connection>) {
-        let unread = lock(&self.unread).iter().filter(|other| other.account == connection.account).count();
+        let unread = lock(&self.unread).of(connection.account);
         if unread < SENT_AWAY_MOST {
             let message = "too many connections; close some".into();
             let answer = Answer::Error { code: Code::TooMany, message };

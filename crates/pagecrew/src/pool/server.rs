@@ -11,7 +11,7 @@ use super::ledger::Entry;
 use super::options::{Options, Sizes};
 use super::protocol::{Answer, Code, REQUEST_MOST, Request};
 use super::quota::Subordinates;
-use super::state::{Condition, Life, Ready, Refusal, Settings, State};
+use super::state::{Condition, Life, Ready, Refusal, Settings, State, TakenFile};
 use super::status::{Facts, Status};
 use super::store::{self, Left, Store, Waiting};
 use crate::control::arbiter;
@@ -19,7 +19,7 @@ use crate::stats;
 use crate::sys::mount::MemoryFs;
 use crate::sys::sched::{self, Class};
 use crate::sys::seqpacket::Socket;
-use crate::sys::stranger::Listener;
+use crate::sys::stranger::{Listener, LowNumbers};
 use crate::sys::{Errno, HUGE_PAGE_SIZE, cgroup, clock, process, procfs, shared_file, topology};
 use crate::units::Bytes;
 use rustix::event::{EventfdFlags, eventfd};
@@ -140,12 +140,15 @@ impl Shared {
                 let machine = procfs::memory_info()
                     .map_or(u64::MAX, |memory| arbiter::available(&memory, stats::read_ahead(), clock::now_ns()));
                 let group = cgroup::memory().map_or(u64::MAX, |group| group.limit.saturating_sub(group.used));
-                // What users have added to their files is nobody else's for the moment, however much the machine has.
-                let mount = self.mount_facts().filter(|facts| facts.f_blocks > 0);
-                let mount = mount.map_or(u64::MAX, |facts| facts.f_bfree.saturating_mul(facts.f_frsize));
-                machine.min(group).min(mount)
+                machine.min(group)
             }
         }
+    }
+
+    /// Bytes that the mount has room for. What users have added to their files is nobody else's for the moment, however much the machine has.
+    fn room(&self) -> u64 {
+        let facts = self.mount_facts().filter(|facts| facts.f_blocks > 0);
+        facts.map_or(u64::MAX, |facts| facts.f_bfree.saturating_mul(facts.f_frsize))
     }
 
     /// The number of `node`, if the machine has several.
@@ -290,7 +293,9 @@ impl Shared {
                 };
                 let mut broker = self.broker();
                 let available = self.survey(&mut broker.state);
-                return broker.handle(Event::Take(wish, Some(Survey { available, id })), now());
+                // Of reserved pages, the former counts that.
+                let room = if broker.reserved { u64::MAX } else { self.room() };
+                return broker.handle(Event::Take(wish, Some(Survey { available, room, id })), now());
             }
             Action::Cut(given_up) => {
                 // Cut first, even if it goes whole: the filler may have it, and could go on filling what is behind the end.
@@ -328,7 +333,8 @@ impl Shared {
                 None
             }
             Action::Close(file) => {
-                drop(file);
+                // Where its name was gone, it may not be empty; nobody has it.
+                let _ = file.set_len(0);
                 None
             }
             Action::Boost => {
@@ -411,7 +417,9 @@ impl Shared {
 
     /// What a request of somebody who is connected is to the broker, or the answer.
     fn begin(&self, request: Request, connection: &Connection) -> Result<Event<Arc<File>>, Answer> {
-        let Connection { number, peer, account, .. } = *connection;
+        let Connection { number, peer, .. } = *connection;
+        // As it is now: since he has connected, he may have been made somebody's.
+        let account = self.broker().state.settings.quotas.subordinates.account_of(peer.user);
         let asker = Asker { connection: number, peer, account };
         match request {
             Request::Take { size, node, until } => {
@@ -456,6 +464,17 @@ impl Shared {
                 return replies;
             }
             replies.extend(done.into_iter().filter_map(|done| self.go_on(done)));
+        }
+    }
+
+    /// Takes back what nobody has any more, where the errands for that have not come to it.
+    fn empty_the_rest(&self) {
+        let emptying = |(&id, taken): (&u64, &TakenFile<Arc<File>>)| {
+            (taken.life == Life::Emptying).then(|| (id, self.store.taken_path(&taken.name)))
+        };
+        let emptying: Vec<_> = self.broker().state.taken.iter().filter_map(emptying).collect();
+        for (id, path) in emptying {
+            self.happened(Event::TakenBack(id, store::take_back(&path)));
         }
     }
 
@@ -530,6 +549,8 @@ impl Server {
         let nodes = topology::nodes_with_memory();
         let settings = settings(&options, &nodes, memory.total)?;
         let limit = options.limit.unwrap_or(memory.total as usize) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
+        // Before there are files, which have their numbers for long.
+        let low = LowNumbers::hold();
         let (store, left) = Store::open(&options.directory, options.backing, limit)?;
         let capacity = Capacity::of(process::raise_descriptor_limit());
         let reserved = store.kind() == MemoryFs::Hugetlbfs;
@@ -546,7 +567,7 @@ impl Server {
         adopt(&mut broker.state, left, &store);
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(Error::system("making an event descriptor for", &options.directory))?;
-        let (listener, socket) = listen(&options).inspect_err(|_| {
+        let (listener, socket) = listen(&options, low).inspect_err(|_| {
             // A server that is none leaves nothing but what it has found.
             if nothing_left {
                 let _ = store.close();
@@ -634,6 +655,7 @@ impl Server {
         drop(shared.settle());
         shared.happened(Event::Stop);
         drop(shared.settle());
+        shared.empty_the_rest();
         let left = shared.broker().state.taken.len();
         if left == 0 {
             shared.store.close()?;
@@ -671,7 +693,7 @@ fn adopt(state: &mut State<Arc<File>>, left: Left, store: &Store) {
 }
 
 /// Listens at the socket, and says where it really is.
-fn listen(options: &Options) -> Result<(Listener, PathBuf), Error> {
+fn listen(options: &Options, low: Option<LowNumbers>) -> Result<(Listener, PathBuf), Error> {
     let (Some(directory), Some(name)) = (options.socket.parent(), options.socket.file_name()) else {
         return Err(Error::NotOwn(options.socket.clone()));
     };
@@ -696,6 +718,6 @@ fn listen(options: &Options) -> Result<(Listener, PathBuf), Error> {
         std::fs::set_permissions(path, Permissions::from_mode(options.socket_mode))
     };
     permit().map_err(Error::system("setting the permissions of", path))?;
-    let listener = Listener::new(socket).map_err(Error::system("listening at", path))?;
+    let listener = Listener::new(socket, low).map_err(Error::system("listening at", path))?;
     Ok((listener, path.clone()))
 }

@@ -59,12 +59,13 @@ pub(super) struct Left {
 /// On its way out memory is off the books and still there for a moment, and whoever is promised its place must not find the mount full.
 const ROOM: usize = 2;
 
-/// Bytes that a mount of this kind holds at most, for a pool of this limit. One that users can fill with what they add to their files, until that is
-/// seen, holds nothing for the others meanwhile, who were promised it: so it has room for almost as much as the machine has, of which something has
-/// to be left.
+/// Bytes that a mount of this kind holds at most, for a pool of this limit. What users add to their files, until that is seen or as long as they keep
+/// it locked, takes the place of what others were promised: so there is room for it besides, as much as any user has in `/dev/shm`, half of the
+/// memory. Of that, something has to be left.
 fn room(kind: MemoryFs, limit: usize) -> usize {
+    let total = procfs::memory_info().map_or(usize::MAX, |memory| memory.total as usize);
     match kind {
-        MemoryFs::Tmpfs => procfs::memory_info().map_or(usize::MAX, |memory| memory.total as usize / 16 * 15),
+        MemoryFs::Tmpfs => limit.saturating_add(total / 2).min(total / 16 * 15),
         MemoryFs::Hugetlbfs => limit.saturating_mul(ROOM),
     }
 }
@@ -150,13 +151,13 @@ impl Store {
     }
 
     /// Sees to it that there is room for more files. Users can use that up with the attributes of theirs, for which tmpfs takes it, too (6.6): the
-    /// kernel charges that memory to them. Returns whether there is more now.
+    /// kernel charges that memory to them. Returns whether there is.
     pub fn keep_room_for_files(&self) -> bool {
         let (MemoryFs::Tmpfs, Ok(facts)) = (self.kind, rustix::fs::statvfs(&self.mount)) else { return false };
         // None of either is no bound.
-        facts.f_files > 0
-            && facts.f_ffree < FREE_FILES
-            && mount::remount(&self.mount, &format!("nr_inodes={}", facts.f_files + 4 * FREE_FILES)).is_ok()
+        facts.f_files == 0
+            || facts.f_ffree >= FREE_FILES
+            || mount::remount(&self.mount, &format!("nr_inodes={}", facts.f_files + 4 * FREE_FILES)).is_ok()
     }
 
     /// What is known of a taken file that can't be opened.

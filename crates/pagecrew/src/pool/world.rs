@@ -259,7 +259,7 @@ impl World {
                 let backed: Vec<(u64, usize)> =
                     self.broker.state.completing().iter().map(|&(id, file)| (id, self.files[file].backed)).collect();
                 self.broker.state.note_backed(&backed);
-                let survey = Survey { available: self.available() as u64, id: self.number() };
+                let survey = Survey { available: self.available() as u64, room: u64::MAX, id: self.number() };
                 self.handle(worker, Event::Take(wish, Some(survey)));
                 None
             }

@@ -30,25 +30,31 @@ const STACK: usize = 64 << 10;
 /// Connections of strangers have no numbers below this, where the process may have several times as many descriptors.
 const LOW: i32 = 64;
 
-/// The low numbers that nothing else has, each of which stands for the same thing.
+/// The low numbers of descriptors that nothing else has, each of which stands for the same thing.
 #[derive(Debug)]
-struct Low {
+pub struct LowNumbers {
     held: Vec<OwnedFd>,
     /// One that something to be closed can have for a moment.
     slot: Mutex<OwnedFd>,
 }
 
-impl Low {
-    /// All that are free. `None` where there are too few descriptors for that.
-    fn take(like: &Socket) -> Option<Low> {
-        if getrlimit(Resource::Nofile).current.is_some_and(|most| most < 8 * LOW as u64) {
+impl LowNumbers {
+    /// All that are free. To be called before there is anything that will be closed while strangers come. `None` where the kernel lets strangers send
+    /// nothing that is slow to close, or where there are too few descriptors for that.
+    pub fn hold() -> Option<LowNumbers> {
+        let (one, _) = Socket::pair().ok()?;
+        if one.refuse_descriptors() { None } else { LowNumbers::take(&one) }
+    }
+
+    fn take(like: &Socket) -> Option<LowNumbers> {
+        if getrlimit(Resource::Nofile).current.is_some_and(|most| most < 16 * LOW as u64) {
             return None;
         }
         let copy = || rustix::io::fcntl_dupfd_cloexec(like, 0).ok();
         let mut held: Vec<OwnedFd> = std::iter::from_fn(copy).take_while(|copy| copy.as_raw_fd() < LOW).collect();
         // Of these the first, so that as little as possible is below it.
         let slot = (held.len() > 1).then(|| held.remove(0))?;
-        Some(Low { held, slot: Mutex::new(slot) })
+        Some(LowNumbers { held, slot: Mutex::new(slot) })
     }
 }
 
@@ -58,17 +64,17 @@ pub struct Listener {
     socket: Socket,
     /// See [`Socket::refuse_descriptors`].
     refuses: bool,
-    low: Option<Arc<Low>>,
+    low: Option<Arc<LowNumbers>>,
 }
 
 impl Listener {
-    /// Lets others connect to `socket`.
+    /// Lets others connect to `socket`, with no numbers that are `low`.
     ///
     /// # Errors
     /// Those of [`Socket::listen`].
-    pub fn new(socket: Socket) -> Result<Listener, Errno> {
+    pub fn new(socket: Socket, low: Option<LowNumbers>) -> Result<Listener, Errno> {
         let refuses = socket.refuse_descriptors();
-        let low = if refuses { None } else { Low::take(&socket).map(Arc::new) };
+        let low = low.map(Arc::new);
         socket.listen()?;
         Ok(Listener { socket, refuses, low })
     }
@@ -120,7 +126,7 @@ pub struct Stranger {
     socket: Option<Socket>,
     /// No descriptors can be in it.
     refuses: bool,
-    low: Option<Arc<Low>>,
+    low: Option<Arc<LowNumbers>>,
 }
 
 impl Stranger {
@@ -197,7 +203,7 @@ fn start_closing(number: RawFd) -> Option<Sender<()>> {
 }
 
 /// Closes `descriptor`, however long that takes, while others go on. Where that can't be done, it stays open.
-fn close_elsewhere(descriptor: OwnedFd, low: Option<&Low>) {
+fn close_elsewhere(descriptor: OwnedFd, low: Option<&LowNumbers>) {
     let Some(low) = low else {
         match start_closing(descriptor.as_raw_fd()) {
             Some(_ends) => drop(descriptor),
@@ -250,7 +256,7 @@ mod tests {
         socket.listen().unwrap();
         let client = Socket::connect(&path).unwrap();
         std::fs::remove_file(path).unwrap();
-        let low = Low::take(&socket).map(Arc::new);
+        let low = LowNumbers::take(&socket).map(Arc::new);
         (Listener { socket, refuses: false, low }, client)
     }
 
@@ -318,7 +324,7 @@ mod tests {
     #[test]
     fn where_the_kernel_refuses_descriptors_whoever_sends_them_is_told() {
         let path = std::env::temp_dir().join(format!("pagecrew-stranger-refuses-{}", std::process::id()));
-        let listener = Listener::new(Socket::bind(&path).unwrap()).unwrap();
+        let listener = Listener::new(Socket::bind(&path).unwrap(), LowNumbers::hold()).unwrap();
         let client = Socket::connect(&path).unwrap();
         std::fs::remove_file(path).unwrap();
         let (other, _) = Socket::pair().unwrap();

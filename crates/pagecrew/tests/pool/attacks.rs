@@ -862,7 +862,6 @@ fn odd_paths(directory: &Path, client: &Client) {
     rest();
 }
 
-/// What is done to a file of 4 MiB between two servers.
 /// Writes to each page of a file that nobody makes shorter.
 fn touch(file: &File, len: usize) {
     let mapped = Mapped::new(file, 0, len).unwrap();
@@ -905,6 +904,7 @@ fn take_and_give_back(client: &Client) {
     });
 }
 
+/// What is done to a file of 4 MiB between two servers.
 fn while_nobody_serves(attack: &str, directory: &Path, client: &Client) {
     if attack == "take what is left" {
         let taken = client.take(&request(QUOTA / 2, Until::Unused));
