@@ -1103,6 +1103,24 @@ mod tests {
     }
 
     #[test]
+    fn nobody_is_promised_what_the_mount_has_no_room_for() {
+        // Two pages are promised already.
+        let (mut broker, _) = broker(Some(1));
+        broker.limit = 100 * HUGE_PAGE_SIZE;
+        let peer = Peer { pid: 0, user: 1001, group: 0 };
+        let asker = Asker { connection: 1, peer, account: 1001 };
+        let wish = Wish { asker, size: 3 * HUGE_PAGE_SIZE, node: None, until: Until::Closed };
+        let mut take = |pages: usize| {
+            let survey = Survey { available: u64::MAX / 2, room: (pages * HUGE_PAGE_SIZE) as u64, id: 9 };
+            broker.handle(Event::Take(wish, Some(survey)), at(1))
+        };
+        let refused = take(4);
+        let [Action::Refuse(Refusal(Code::NoMemory, message))] = &refused[..] else { panic!("{refused:?}") };
+        assert!(message.contains("6 MiB more would be needed, and the pool has room for 4 MiB"), "{message}");
+        assert!(matches!(take(5)[..], [Action::HandOut(_)]));
+    }
+
+    #[test]
     fn what_nobody_has_any_more_is_emptied_once_at_a_time() {
         let (mut broker, name) = broker(Some(1));
         assert!(broker.handle(Event::Unused(ID), at(1)).is_empty(), "it is somebody's");
