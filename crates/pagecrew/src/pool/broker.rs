@@ -990,7 +990,7 @@ mod tests {
         assert_eq!(broker.state.accounts.bytes(1000), 40 * HUGE_PAGE_SIZE);
         let asker = Asker { connection: 2, peer: Peer { pid: 1, user: 1001, group: 1001 }, account: 1001 };
         let wish = |pages| Wish { asker, size: pages * HUGE_PAGE_SIZE, node: None, until: Until::Unused };
-        let survey = Some(Survey { available: 1 << 40, id: 9 });
+        let survey = Some(Survey { available: 1 << 40, room: 1 << 40, id: 9 });
         let refused = |broker: &mut Broker<u32>, pages| {
             let actions = broker.take(wish(pages), survey, at(2));
             actions.iter().any(|action| matches!(action, Action::Refuse(_)))
