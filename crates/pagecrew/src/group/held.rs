@@ -84,12 +84,14 @@ pub struct Steps {
     most: u64,
 }
 
-impl Steps {
+impl Default for Steps {
     /// Nothing is known yet of how long they take.
-    pub fn new() -> Steps {
+    fn default() -> Steps {
         Steps { most: STEP_MOST }
     }
+}
 
+impl Steps {
     /// The next step from a `memory.high` of `high` bytes to [`high_below`] `max`, in a group with `usage` bytes: the kernel
     /// reclaims what is above it at once, so a group full of page cache is not brought down by an eighth at once.
     pub fn next_high(self, high: u64, usage: u64, max: u64) -> u64 {
@@ -237,7 +239,7 @@ mod tests {
     fn high_comes_down_in_steps_and_goes_up_at_once() {
         const GIB: u64 = 1 << 30;
         const LIMIT: u64 = 4 * GIB;
-        let next_high = |high, usage, max| Steps::new().next_high(high, usage, max);
+        let next_high = |high, usage, max| Steps::default().next_high(high, usage, max);
         let mut steps = Vec::new();
         let mut high = u64::MAX;
         while steps.last() != Some(&high) {
@@ -262,7 +264,7 @@ mod tests {
         const LIMIT: u64 = 4 << 30;
         // So many bytes a second, however they are got.
         for rate in [1_u64 << 20, 20 << 20, 500 << 20, 20 << 30] {
-            let mut steps = Steps::new();
+            let mut steps = Steps::default();
             let times: Vec<Duration> = std::iter::repeat_with(|| {
                 let high = LIMIT - STEP_MOST;
                 let time = Duration::from_secs_f64((high - steps.next_high(high, LIMIT, LIMIT)) as f64 / rate as f64);
@@ -274,7 +276,7 @@ mod tests {
             let slow = times.iter().skip(8).filter(|time| **time > Duration::from_millis(60)).count();
             assert!(slow == 0 || rate == 1 << 20, "{rate}: {times:?}");
         }
-        let mut steps = Steps::new();
+        let mut steps = Steps::default();
         (0..9).for_each(|_| steps.took(Duration::from_secs(1)));
         let high = LIMIT - STEP_MOST;
         assert_eq!(high - steps.next_high(high, LIMIT, LIMIT), STEP_SHORT);

@@ -37,7 +37,7 @@ impl Holder {
     /// See [`HoldError`].
     pub fn new(group: &Group) -> Result<Holder, HoldError> {
         let hold = group.hold()?;
-        let (times_over_high, steps) = (hold.times_over_high(), Steps::new());
+        let (times_over_high, steps) = (hold.times_over_high(), Steps::default());
         let mut holder = Holder { hold, holding: false, times_over_high, steps };
         holder.again().map_err(|errno| HoldError::Refused(group.path().to_owned(), errno))?;
         Ok(holder)
@@ -200,7 +200,7 @@ mod tests {
 
     /// A look, of whose last one nobody says that it took long: this machine may have other things to do.
     fn look(holder: &mut Holder) -> Standing {
-        holder.steps = Steps::new();
+        holder.steps = Steps::default();
         holder.look()
     }
 
