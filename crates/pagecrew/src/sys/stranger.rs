@@ -10,7 +10,7 @@
 //! whoever ends, the kernel does not wait until a network has taken what a socket lingers for.
 //!
 //! A thread gets its table by copying the process's up to some number, 64 at least before Linux 6.12, and what it has a copy of for that moment it may
-//! be the last to close. So numbers below [`LOW`] are taken for good before the first stranger comes, whose connections have larger ones, and
+//! be the last to close. So numbers below 64 are taken for good ([`LowNumbers`]) before the first stranger comes, whose connections have larger ones, and
 //! what is to be closed gets one of the low ones for that.
 
 use super::seqpacket::{Packet, Socket};
