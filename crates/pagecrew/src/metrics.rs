@@ -129,7 +129,7 @@ const PARTS: [(Part, &str, &str); 5] = [
          nothing is reclaimed; the counters begin at 0 when it is started. `event` says what\n\
          the line is: `ready`, `begun` (demand), `changed`, `ended` (with `lasted_seconds`), `theirs` (somebody else has set the factor), and in the\n\
          end `end`; `cause` says what decides: `rest`, `demand`, `bounded`, `scarce` or `saturated`. Lines of control groups have other keys:\n\
-         `group-begun`, `group-ended`, `group-held`, `group-let-go`, `groups-too-many`, `groups-unwatched`. `groups` is in the line `groups-end`,\n\
+         `group-begun`, `group-ended`, `group-held`, `group-let-go`, `groups-too-many`, `groups-unwatched`, `groups-uninterruptible`. `groups` is in the line `groups-end`,\n\
          and `behind` in the last one, `behind-end`.",
     ),
     (

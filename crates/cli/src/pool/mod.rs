@@ -8,6 +8,7 @@ mod progress;
 mod qemu;
 pub mod serve;
 mod status;
+mod subordinates;
 mod take;
 mod vmm;
 mod wait;

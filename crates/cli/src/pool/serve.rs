@@ -1,6 +1,7 @@
 //! `pagecrew pool serve`.
 
 use super::config::{self, Config, TABLE};
+use super::subordinates::{self, SUBUID};
 use super::{failure, metrics, progress};
 use crate::failure::Failure;
 use crate::metrics::{Address, Listener};
@@ -8,9 +9,9 @@ use crate::notify;
 use crate::output::note;
 use crate::service::{Event, Service};
 use crate::settings::{AGAIN, PROTOCOL, note_fixed, option, options, wrong};
-use crate::values::{groups_of, parse_group, parse_percent, parse_user};
+use crate::values::{groups_of, parse_group, parse_percent};
 use indicatif::ProgressBar;
-use pagecrew::pool::{Options, Progress, Server, Subordinates};
+use pagecrew::pool::{Options, Progress, Server};
 use pagecrew::sys::clock::now_ns;
 use pagecrew::units::{Bytes, parse_duration, parse_size};
 use std::ffi::OsString;
@@ -80,6 +81,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let settings = settings(arguments)?;
     let again = arguments.clone();
     let mut service = Service::begin(move || self::settings(&again))?;
+    let mut subordinates = subordinates::Watch::new(SUBUID.into())?;
     let listener = settings.metrics.as_ref().map(Listener::new).transpose()?;
     let server = Server::start(settings.options.clone(), log).map_err(failure)?;
     let metrics = listener.map(|listener| metrics::serve(listener, &server)).transpose()?;
@@ -106,10 +108,15 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         }
         let look = (!served).then_some(LOOK);
         let pause = [progress::show(bar, &server), look].into_iter().flatten().min();
-        match service.wait(pause.map(|pause| now_ns() + pause.as_nanos() as u64), []) {
-            Event::Due(_) => {}
+        match service.wait(pause.map(|pause| now_ns() + pause.as_nanos() as u64), subordinates.descriptors()) {
+            Event::Due(_) => match subordinates.changed() {
+                None => {}
+                Some(Ok(now)) => server.set_subordinates(now),
+                Some(Err(error)) => note(&format!("whose users in user namespaces are stays as it is: {error}")),
+            },
             Event::Reload(read) => {
                 reload(&server, read, &settings);
+                subordinates.read_again();
                 service.reloaded();
             }
             Event::Stop => break,
@@ -215,13 +222,6 @@ fn settings(arguments: &Arguments) -> Result<Settings, Failure> {
     let config = given(arguments)?.or(Config::read(arguments.config.as_deref())?);
     let (ready, metrics) = (config.ready.unwrap_or(0), config.metrics.clone());
     let mut options = config.options(filler()).map_err(Failure::Usage)?;
-    let subordinates = match std::fs::read_to_string("/etc/subuid") {
-        Ok(text) => text,
-        // Without the file, nobody has any.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-        // Else users would have as many quotas as they have numbers.
-        Err(error) => return Err(Failure::Failed(format!("/etc/subuid: {error}"))),
-    };
     // What a former server handed out counts for the groups of whoever has it, also of those that no file of groups tells.
     for user in pagecrew::pool::holders(&options.directory) {
         for group in groups_of(user) {
@@ -230,7 +230,7 @@ fn settings(arguments: &Arguments) -> Result<Settings, Failure> {
             }
         }
     }
-    options.quotas.subordinates = Subordinates::read(&subordinates, |name| parse_user(name).ok());
+    options.quotas.subordinates = subordinates::read(Path::new(SUBUID))?;
     Ok(Settings { options, ready, metrics })
 }
 

@@ -118,6 +118,11 @@ fn text(event: &GroupEvent) -> String {
                 .to_owned()
         }
         GroupEvent::Unwatched(errno) => format!("control groups that come from now on are not seen: {errno}"),
+        GroupEvent::Uninterruptible(errno) => {
+            format!(
+                "control groups of version 1 are not served: the tracepoint that cuts reclaim short is refused: {errno}"
+            )
+        }
     }
 }
 
@@ -144,6 +149,9 @@ fn json(event: &GroupEvent) -> Value {
         GroupEvent::LetGo { group } => json!({ "event": "group-let-go", "group": group.to_string_lossy() }),
         GroupEvent::TooMany => json!({ "event": "groups-too-many" }),
         GroupEvent::Unwatched(errno) => json!({ "event": "groups-unwatched", "error": errno.to_string() }),
+        GroupEvent::Uninterruptible(errno) => {
+            json!({ "event": "groups-uninterruptible", "error": errno.to_string() })
+        }
     }
 }
 

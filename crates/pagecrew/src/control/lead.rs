@@ -13,9 +13,11 @@
 
 use std::time::Duration;
 
-/// What was taken in a second counts for a third after so long. Short enough that a minute after the last demand the gap is the kernel's own
-/// again, and long enough that a load which pauses for seconds finds the gap as it left it.
-const DECLINE: Duration = Duration::from_secs(10);
+/// What was taken in a second counts for so long, and for a third after so much more. Short enough that a minute after the last demand the gap is
+/// the kernel's own again, and long enough that a load which pauses for seconds finds the gap as it left it; and that the gap does not swing with a load
+/// that does: from one peak of it by half down to the next one it takes half a minute at least.
+const HOLD: Duration = Duration::from_secs(25);
+const DECLINE: Duration = Duration::from_millis(7500);
 /// Lead times from the wake-up of a thread on a free CPU to that of one which waits for its turn among many.
 const LEAD_FIRST: f64 = 0.05;
 const LEAD_LEAST: f64 = 0.005;
@@ -98,8 +100,9 @@ pub struct Gap {
 pub struct Lead {
     bounds: Bounds,
     last: Look,
-    /// Bytes a second.
+    /// Bytes a second, and since when nobody has taken so much.
     demand: f64,
+    demand_ns: u64,
     /// Seconds.
     lead: f64,
     /// The longest lead time that was too short, and when that was seen.
@@ -122,6 +125,7 @@ impl Lead {
             bounds,
             last: first,
             demand: 0.0,
+            demand_ns: first.at_ns,
             lead: LEAD_FIRST,
             bad: None,
             since_ns: first.at_ns,
@@ -177,12 +181,24 @@ impl Lead {
         let reclaimed = look.reclaimed.saturating_sub(before.reclaimed) as f64;
         // What was reclaimed and is still there was not taken.
         let taken = (reclaimed + before.free as f64 - look.free as f64).max(0.0) / passed;
-        self.demand = taken.max(self.demand * (-passed / DECLINE.as_secs_f64()).exp());
+        self.note_demand(taken, passed_ns);
         let stalled = look.stalls > before.stalls;
         let saturated = look.busy_ns.saturating_sub(before.busy_ns) as f64 >= SATURATED * passed_ns as f64;
         self.learn(stalled, saturated, passed_ns);
         self.gap = self.wanted(stalled && saturated);
         self.gap
+    }
+
+    /// So many bytes a second were taken in the time that has passed.
+    fn note_demand(&mut self, taken: f64, passed_ns: u64) {
+        let now_ns = self.last.at_ns;
+        let held_until_ns = self.demand_ns.saturating_add(HOLD.as_nanos() as u64);
+        let declines_ns = now_ns.saturating_sub(held_until_ns).min(passed_ns);
+        let declined = self.demand * (-(declines_ns as f64 / 1e9) / DECLINE.as_secs_f64()).exp();
+        if taken >= declined {
+            self.demand_ns = now_ns;
+        }
+        self.demand = taken.max(declined);
     }
 
     /// The lead time, by whether tasks waited.
@@ -499,6 +515,50 @@ mod tests {
             let cause = if gap_most < node.bounds.most { Cause::Scarce } else { Cause::Bounded };
             assert_eq!((outcome.cause, law.most()), (Some(cause), gap_most.min(node.bounds.most)), "{left}");
         }
+    }
+
+    /// When a signal turns from up to down, where each way is more than half of how far it reaches.
+    fn peaks(values: &[u64]) -> Vec<usize> {
+        let reach = values.iter().max().unwrap() - values.iter().min().unwrap();
+        let (mut found, mut rises) = (Vec::new(), true);
+        let (mut low, mut high) = (values[0], (values[0], 0));
+        for (at, &value) in values.iter().enumerate() {
+            if value > high.0 {
+                high = (value, at);
+            }
+            low = low.min(value);
+            if rises && value + reach / 2 < high.0 {
+                found.push(high.1);
+                (rises, low) = (false, value);
+            } else if !rises && value > low + reach / 2 {
+                (rises, high) = (true, (value, at));
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn whatever_the_load_does_the_gap_does_not_swing_faster_than_in_half_a_minute() {
+        let mut swings = 0;
+        for seed in 1..20_u64 {
+            // Other rates every second to every ten, of which some are none.
+            let spell = 1000 + seed * 500;
+            let load = |now: u64| {
+                let random = (now / spell + 1).wrapping_mul(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60;
+                random.saturating_sub(6) * GIB
+            };
+            let mut node = Node::new(64 * GIB, 20, KSWAPD);
+            let mut law = law(&node);
+            let mut gaps = Vec::new();
+            for second in 0..900 {
+                run(&mut node, Some(&mut law), 1000, |now| load(second * 1000 + now));
+                gaps.push(node.gap);
+            }
+            let peaks = peaks(&gaps);
+            assert!(peaks.windows(2).all(|two| two[1] - two[0] >= 30), "{spell} ms: {peaks:?}");
+            swings += peaks.len();
+        }
+        assert!(swings > 0, "no load swings at all");
     }
 
     #[test]

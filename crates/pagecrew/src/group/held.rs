@@ -3,6 +3,7 @@
 //! What counts is memory that the kernel can't simply take: a group may be full of page cache all its life, and nobody waits.
 
 use crate::sys::PAGE_SIZE;
+use std::time::Duration;
 
 /// How a group stands at its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,11 +71,44 @@ pub fn high_below(max: u64) -> u64 {
 const STEP_LEAST: u64 = 4 << 20;
 const STEP_MOST: u64 = 32 << 20;
 
-/// The next step from a `memory.high` of `high` bytes to [`high_below`] `max`, in a group with `usage` bytes: the kernel
-/// reclaims what is above it at once, so a group full of page cache is not brought down by an eighth at once.
-pub fn next_high(high: u64, usage: u64, max: u64) -> u64 {
-    let step = (max / 64).clamp(STEP_LEAST, STEP_MOST);
-    whole_pages(high.min(usage).min(max).saturating_sub(step)).max(high_below(max))
+/// A step that took longer than this is followed by a shorter one, and by a longer one where it took an eighth of it: whoever writes the file
+/// waits for what is reclaimed, and has signals to hear meanwhile.
+const STEP_SLOW: Duration = Duration::from_millis(20);
+/// However slow the swap device is, this is written to it in a fraction of that.
+const STEP_SHORT: u64 = 256 << 10;
+
+/// How far `memory.high` is lowered at a time.
+#[derive(Debug, Clone, Copy)]
+pub struct Steps {
+    /// No further than this.
+    most: u64,
+}
+
+impl Default for Steps {
+    /// Nothing is known yet of how long they take.
+    fn default() -> Steps {
+        Steps { most: STEP_MOST }
+    }
+}
+
+impl Steps {
+    /// The next step from a `memory.high` of `high` bytes to [`high_below`] `max`, in a group with `usage` bytes: the kernel
+    /// reclaims what is above it at once, so a group full of page cache is not brought down by an eighth at once.
+    pub fn next_high(self, high: u64, usage: u64, max: u64) -> u64 {
+        let step = (max / 64).clamp(STEP_LEAST, STEP_MOST);
+        // The first one leaves as much below `max` as a few pages take, huge ones included.
+        let step = if high >= max { step.min(self.most).max(STEP_LEAST) } else { step.min(self.most) };
+        whole_pages(high.min(usage).min(max).saturating_sub(step)).max(high_below(max))
+    }
+
+    /// The last one took so long.
+    pub fn took(&mut self, time: Duration) {
+        if time > STEP_SLOW {
+            self.most = (self.most / 4).max(STEP_SHORT);
+        } else if time < STEP_SLOW / 8 {
+            self.most = (self.most * 2).min(STEP_MOST);
+        }
+    }
 }
 
 fn whole_pages(bytes: u64) -> u64 {
@@ -205,6 +239,7 @@ mod tests {
     fn high_comes_down_in_steps_and_goes_up_at_once() {
         const GIB: u64 = 1 << 30;
         const LIMIT: u64 = 4 * GIB;
+        let next_high = |high, usage, max| Steps::default().next_high(high, usage, max);
         let mut steps = Vec::new();
         let mut high = u64::MAX;
         while steps.last() != Some(&high) {
@@ -222,5 +257,32 @@ mod tests {
         assert_eq!(next_high(56 * GIB, 8 * GIB, 8 * GIB), 8 * GIB - 32 * MIB);
         assert_eq!(next_high(1024 * GIB, 1024 * GIB, 1024 * GIB), 1024 * GIB - 32 * MIB);
         assert_eq!(next_high(5000, 0, 4096), 0);
+    }
+
+    #[test]
+    fn steps_are_as_long_as_the_kernel_does_in_milliseconds() {
+        const LIMIT: u64 = 4 << 30;
+        // So many bytes a second, however they are got.
+        for rate in [1_u64 << 20, 20 << 20, 500 << 20, 20 << 30] {
+            let mut steps = Steps::default();
+            let times: Vec<Duration> = std::iter::repeat_with(|| {
+                let high = LIMIT - STEP_MOST;
+                let time = Duration::from_secs_f64((high - steps.next_high(high, LIMIT, LIMIT)) as f64 / rate as f64);
+                steps.took(time);
+                time
+            })
+            .take(40)
+            .collect();
+            let slow = times.iter().skip(8).filter(|time| **time > Duration::from_millis(60)).count();
+            assert!(slow == 0 || rate == 1 << 20, "{rate}: {times:?}");
+        }
+        let mut steps = Steps::default();
+        (0..9).for_each(|_| steps.took(Duration::from_secs(1)));
+        let high = LIMIT - STEP_MOST;
+        assert_eq!(high - steps.next_high(high, LIMIT, LIMIT), STEP_SHORT);
+        // But for the first one.
+        assert_eq!(LIMIT - steps.next_high(u64::MAX, LIMIT, LIMIT), STEP_LEAST);
+        (0..9).for_each(|_| steps.took(Duration::ZERO));
+        assert_eq!(high - steps.next_high(high, LIMIT, LIMIT), STEP_MOST);
     }
 }

@@ -1,11 +1,13 @@
 //! A control group that is held at its limit: what [`held`](super::held) decides, done with a [`Hold`].
 
-use super::held::{Numbers, Standing, high_below, next_high, standing};
+use super::held::{Numbers, Standing, Steps, high_below, standing};
 use super::hold::{Hold, HoldError, Reclaimable};
 use super::{Group, Version};
 use crate::stats::figures;
 use crate::sys::Errno;
+use crate::sys::clock::now_ns;
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 figures! {
     /// What came of holding control groups.
@@ -25,6 +27,7 @@ pub struct Holder {
     holding: bool,
     /// Of the last look that asked for it.
     times_over_high: u64,
+    steps: Steps,
 }
 
 impl Holder {
@@ -34,7 +37,8 @@ impl Holder {
     /// See [`HoldError`].
     pub fn new(group: &Group) -> Result<Holder, HoldError> {
         let hold = group.hold()?;
-        let mut holder = Holder { times_over_high: hold.times_over_high(), hold, holding: false };
+        let (times_over_high, steps) = (hold.times_over_high(), Steps::default());
+        let mut holder = Holder { hold, holding: false, times_over_high, steps };
         holder.again().map_err(|errno| HoldError::Refused(group.path().to_owned(), errno))?;
         Ok(holder)
     }
@@ -97,7 +101,10 @@ impl Holder {
     /// Lowers `memory.high` by a step, since the kernel reclaims at once what is above it.
     fn step_down(&mut self, high: u64, max: u64) -> Result<(), Errno> {
         let Some(usage) = self.hold.usage() else { return Ok(()) };
-        self.hold.take(next_high(high, usage, max))
+        let begin_ns = now_ns();
+        let taken = self.hold.take(self.steps.next_high(high, usage, max));
+        self.steps.took(Duration::from_nanos(now_ns() - begin_ns));
+        taken
     }
 
     /// Whether the group is held, not let go.
@@ -191,6 +198,12 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
+    /// A look, of whose last one nobody says that it took long: this machine may have other things to do.
+    fn look(holder: &mut Holder) -> Standing {
+        holder.steps = Steps::default();
+        holder.look()
+    }
+
     /// A directory of plain files like those of a group of version 2.
     struct MadeUp(PathBuf);
 
@@ -254,7 +267,7 @@ mod tests {
     fn anonymous_memory_is_held_and_page_cache_is_not() {
         let files = MadeUp::new(64 * MIB);
         let mut holder = files.holder();
-        assert_eq!((files.high(), holder.look()), (Some(56), Standing::Quiet));
+        assert_eq!((files.high(), look(&mut holder)), (Some(56), Standing::Quiet));
         for (anonymous, cache, expected) in [
             (0, 56, Standing::Quiet),
             (48, 12, Standing::Quiet),
@@ -264,13 +277,13 @@ mod tests {
             (58, 4, Standing::Held),
         ] {
             files.memory(anonymous, cache);
-            assert_eq!(holder.look(), expected, "{anonymous} {cache}");
+            assert_eq!(look(&mut holder), expected, "{anonymous} {cache}");
         }
         // Tasks that have to reclaim, with little left to reclaim.
         files.memory(53, 3);
-        assert_eq!(holder.look(), Standing::Near);
+        assert_eq!(look(&mut holder), Standing::Near);
         files.over_high(5);
-        assert_eq!([holder.look(), holder.look()], [Standing::Held, Standing::Near]);
+        assert_eq!([look(&mut holder), look(&mut holder)], [Standing::Held, Standing::Near]);
         // A kernel that doesn't tell what it could take.
         files.memory(0, 56);
         fs::remove_file(files.0.join("memory.stat")).unwrap();
@@ -285,17 +298,17 @@ mod tests {
         let mut holder = files.holder();
         assert_eq!(files.high(), Some(1008));
         files.memory(100, 908);
-        assert_eq!((holder.look(), files.high()), (Standing::Quiet, Some(992)));
+        assert_eq!((look(&mut holder), files.high()), (Standing::Quiet, Some(992)));
         files.memory(100, 500);
-        assert_eq!((holder.look(), files.high()), (Standing::Quiet, Some(896)));
+        assert_eq!((look(&mut holder), files.high()), (Standing::Quiet, Some(896)));
         holder.let_go().unwrap();
-        assert_eq!((holder.holding(), holder.look(), files.high()), (false, Standing::Quiet, None));
+        assert_eq!((holder.holding(), look(&mut holder), files.high()), (false, Standing::Quiet, None));
         files.memory(960, 0);
-        assert_eq!((holder.look(), files.high()), (Standing::Held, None));
+        assert_eq!((look(&mut holder), files.high()), (Standing::Held, None));
         holder.again().unwrap();
-        assert_eq!((holder.look(), files.high()), (Standing::Held, Some(944)));
+        assert_eq!((look(&mut holder), files.high()), (Standing::Held, Some(944)));
         files.memory(960, 30);
-        assert_eq!((holder.look(), files.high()), (Standing::Held, Some(944)));
+        assert_eq!((look(&mut holder), files.high()), (Standing::Held, Some(944)));
     }
 
     #[test]
@@ -304,20 +317,20 @@ mod tests {
         let mut holder = files.holder();
         for (max, high) in [(128, 112), (32, 28)] {
             files.number("memory.max", max * MIB);
-            assert_eq!((holder.look(), files.high()), (Standing::Quiet, Some(high)));
+            assert_eq!((look(&mut holder), files.high()), (Standing::Quiet, Some(high)));
         }
         files.write("memory.max", "max\n");
         files.memory(500, 0);
-        assert_eq!((holder.look(), files.high()), (Standing::Quiet, None));
+        assert_eq!((look(&mut holder), files.high()), (Standing::Quiet, None));
         files.write("memory.high", "max\n");
         files.number("memory.max", 512 * MIB);
         files.memory(10, 0);
-        assert_eq!((holder.look(), files.high()), (Standing::Quiet, Some(448)));
+        assert_eq!((look(&mut holder), files.high()), (Standing::Quiet, Some(448)));
         files.number("memory.high", 40 * MIB);
         assert!(holder.may_change());
-        assert_eq!((holder.look(), files.high(), holder.may_change()), (Standing::Quiet, Some(40), false));
+        assert_eq!((look(&mut holder), files.high(), holder.may_change()), (Standing::Quiet, Some(40), false));
         files.memory(40, 0);
-        assert_eq!(holder.look(), Standing::Held);
+        assert_eq!(look(&mut holder), Standing::Held);
         holder.let_go().unwrap();
         drop(holder);
         assert_eq!(files.high(), Some(40));
@@ -331,7 +344,7 @@ mod tests {
         for (anonymous, standing) in [(10, Standing::Quiet), (58, Standing::Held)] {
             files.memory(anonymous, 0);
             files.write("memory.high", "max\n");
-            assert_eq!((holder.look(), holder.may_change()), (standing, true));
+            assert_eq!((look(&mut holder), holder.may_change()), (standing, true));
             assert!(files.high().is_some_and(|high| high < 64), "{:?}", files.high());
         }
         files.write("memory.high", "max\n");
@@ -344,11 +357,11 @@ mod tests {
         let files = MadeUp::new(64 * MIB);
         files.number("memory.high", 64 * MIB);
         let mut holder = files.holder();
-        assert_eq!((holder.look(), files.high(), holder.may_change()), (Standing::Quiet, Some(56), true));
+        assert_eq!((look(&mut holder), files.high(), holder.may_change()), (Standing::Quiet, Some(56), true));
         files.number("memory.max", 32 * MIB);
-        assert_eq!((holder.look(), files.high(), holder.may_change()), (Standing::Quiet, Some(28), true));
+        assert_eq!((look(&mut holder), files.high(), holder.may_change()), (Standing::Quiet, Some(28), true));
         files.number("memory.max", 128 * MIB);
-        assert_eq!((holder.look(), files.high(), holder.may_change()), (Standing::Quiet, Some(64), false));
+        assert_eq!((look(&mut holder), files.high(), holder.may_change()), (Standing::Quiet, Some(64), false));
         drop(holder);
         assert_eq!(files.high(), Some(64));
     }
@@ -358,8 +371,8 @@ mod tests {
         let files = MadeUp::new(64 * MIB);
         files.memory(60, 0);
         let mut holder = files.holder();
-        assert_eq!(holder.look(), Standing::Held);
+        assert_eq!(look(&mut holder), Standing::Held);
         files.write("memory.current", "");
-        assert_eq!(holder.look(), Standing::Quiet);
+        assert_eq!(look(&mut holder), Standing::Quiet);
     }
 }

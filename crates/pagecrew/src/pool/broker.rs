@@ -56,6 +56,8 @@ pub(super) struct Wish {
 pub(super) struct Survey {
     /// Bytes that could be had.
     pub available: u64,
+    /// Bytes that the mount has room for.
+    pub room: u64,
     /// The number of the file, should one have to be made.
     pub id: u64,
 }
@@ -123,8 +125,10 @@ pub(super) enum Event<F> {
     Seized(u64, bool),
     /// What was added to a file was taken from it, or could not be.
     Shrunk(u64, bool),
-    /// The kernel has all memory of the file back, and its name is gone.
-    TakenBack(u64),
+    /// Nobody but the server has this seized file open, and since nobody can open it, nobody will.
+    Unused(u64),
+    /// The kernel has all memory of the file back, and its name is gone; or not yet.
+    TakenBack(u64, bool),
     /// The server ends.
     Stop,
 }
@@ -168,11 +172,16 @@ pub(super) enum Action<F> {
         id: u64,
         name: String,
     },
-    /// Give its memory to the kernel, for good, if nobody has it open. [`Event::TakenBack`]
+    /// Ask whether nobody has a seized file open. [`Event::Unused`], if so
+    AskIfUnused {
+        id: u64,
+        file: F,
+    },
+    /// Give a file's memory to the kernel, for good. That takes as long as there is memory in it. [`Event::TakenBack`]
     TakeBack {
+        owner: u32,
         id: u64,
         name: String,
-        file: F,
     },
     /// Close a file that has no name any more. Not with the books locked: its owner may have attached so much to it that the kernel is at that for long.
     Close(F),
@@ -339,10 +348,8 @@ impl<F: Clone> Broker<F> {
             }
             Event::Seized(id, done) => self.seized(id, done),
             Event::Shrunk(id, done) => self.shrunk(id, done),
-            Event::TakenBack(id) => {
-                let taken = self.state.forget(id);
-                taken.and_then(|taken| taken.file).map(Action::Close).into_iter().collect()
-            }
+            Event::Unused(id) => self.unused(id),
+            Event::TakenBack(id, done) => self.taken_back(id, done),
             Event::Stop => self.stop(),
         }
     }
@@ -380,11 +387,11 @@ impl<F: Clone> Broker<F> {
         }
         let chosen = state.choose(node, account, size, now.ns).map(|ready| (ready.id, ready.filled.min(size)));
         let ready = chosen.map_or(0, |(_, ready)| ready);
-        let Survey { available, id } = match survey {
+        let Survey { available, room, id } = match survey {
             Some(survey) => survey,
             None if ready < size => return vec![Action::Survey(wish)],
             // Nothing has to be had and nothing to be made.
-            None => Survey { available: 0, id: chosen.map_or(0, |(id, _)| id) },
+            None => Survey { available: 0, room: 0, id: chosen.map_or(0, |(id, _)| id) },
         };
         if let Err(error) = state.settings.quotas.charge(&mut state.accounts, account, size) {
             return refuse(Code::Quota, error);
@@ -399,7 +406,7 @@ impl<F: Clone> Broker<F> {
             // Nothing is in a new one, so there need be no room for it.
             _ => None,
         };
-        let mut actions = match self.reserve_headroom(node, size - ready, taken + size, available) {
+        let mut actions = match self.reserve_headroom(node, size - ready, taken + size, available, room) {
             Ok(given_up) => self.cuts(given_up),
             Err(refusal) => {
                 self.state.accounts.refund(account, size);
@@ -438,7 +445,7 @@ impl<F: Clone> Broker<F> {
         actions
     }
 
-    /// Sees to it that `missing` bytes can be had of the `available` ones, with `taken` bytes taken then, and takes out what has to be given
+    /// Sees to it that `missing` bytes can be had of the `available` ones and have `room`, with `taken` bytes taken then, and takes out what has to be given
     /// up for it.
     fn reserve_headroom(
         &mut self,
@@ -446,12 +453,21 @@ impl<F: Clone> Broker<F> {
         missing: usize,
         taken: usize,
         available: u64,
+        room: u64,
     ) -> Result<Vec<GivenUp<F>>, Refusal> {
         let state = &mut self.state;
+        let room = room.saturating_sub(state.promised() as u64);
+        if missing as u64 > room.saturating_add(state.ready() as u64) {
+            let [missing, room] = [missing as u64, room].map(Bytes);
+            let message = format!(
+                "{missing} more would be needed, and the pool has room for {room}: users have made their files larger, and keep them so"
+            );
+            return Err(Refusal(Code::NoMemory, message));
+        }
         let floor = if self.reserved || state.settings.below_floor { 0 } else { state.settings.floor as usize };
         let available = match missing {
             0 => usize::MAX,
-            _ => (available as usize).saturating_sub(state.promised().saturating_add(floor)),
+            _ => (available as usize).saturating_sub(state.promised().saturating_add(floor)).min(room as usize),
         };
         let ready = state.ready();
         if available.saturating_add(ready) < missing {
@@ -560,7 +576,8 @@ impl<F: Clone> Broker<F> {
 
     /// Takes a file from its owner. Its memory goes back only then: he could open it in between.
     fn let_go(&mut self, id: u64) -> Option<Action<F>> {
-        let taken = self.state.taken.get_mut(&id).filter(|taken| !matches!(taken.life, Life::Leaving | Life::Going))?;
+        let is_his = |taken: &&mut TakenFile<F>| !matches!(taken.life, Life::Leaving | Life::Going | Life::Emptying);
+        let taken = self.state.taken.get_mut(&id).filter(is_his)?;
         taken.life = Life::Leaving;
         Some(Action::Seize { owner: taken.owner, id, name: taken.name.clone() })
     }
@@ -569,7 +586,7 @@ impl<F: Clone> Broker<F> {
         if let Some(taken) = self.state.taken.get_mut(&id) {
             taken.life = if done { Life::Going } else { Life::Unseized };
         }
-        done.then(|| self.take_back(id)).flatten().into_iter().collect()
+        done.then(|| self.ask_if_unused(id)).flatten().into_iter().collect()
     }
 
     /// What was added to a file is gone, so it is what was handed out again.
@@ -584,10 +601,30 @@ impl<F: Clone> Broker<F> {
         Vec::new()
     }
 
-    /// Takes the memory of a seized file back, if nobody has it open any more.
-    fn take_back(&self, id: u64) -> Option<Action<F>> {
-        let TakenFile { name, file, .. } = self.state.taken.get(&id)?;
-        Some(Action::TakeBack { id, name: name.clone(), file: file.clone()? })
+    /// Sees whether the memory of a seized file can be taken back.
+    fn ask_if_unused(&self, id: u64) -> Option<Action<F>> {
+        Some(Action::AskIfUnused { id, file: self.state.taken.get(&id)?.file.clone()? })
+    }
+
+    /// Nobody has a seized file any more: its memory goes back.
+    fn unused(&mut self, id: u64) -> Vec<Action<F>> {
+        let Some(taken) = self.state.taken.get_mut(&id).filter(|taken| taken.life == Life::Going) else {
+            return Vec::new();
+        };
+        taken.life = Life::Emptying;
+        vec![Action::TakeBack { owner: taken.owner, id, name: taken.name.clone() }]
+    }
+
+    /// The memory of a file is the kernel's again; where not, that is tried again.
+    fn taken_back(&mut self, id: u64, done: bool) -> Vec<Action<F>> {
+        if !done {
+            if let Some(taken) = self.state.taken.get_mut(&id) {
+                taken.life = Life::Going;
+            }
+            return Vec::new();
+        }
+        let taken = self.state.forget(id);
+        taken.and_then(|taken| taken.file).map(Action::Close).into_iter().collect()
     }
 
     /// Takes back what a connection has held that its client has left.
@@ -662,7 +699,7 @@ impl<F: Clone> Broker<F> {
             taken.life = Life::Going;
         }
         match (taken.life, seen.unused) {
-            (Life::Going, _) => actions.extend(self.take_back(id)),
+            (Life::Going, _) => actions.extend(self.ask_if_unused(id)),
             (Life::Unseized, _) => actions.extend(self.let_go(id)),
             (Life::Path(_), Some(false)) => taken.life = Life::Path(None),
             (Life::Path(since), Some(true)) => {
@@ -769,7 +806,7 @@ impl<F: Clone> Broker<F> {
             actions.extend(of.waiting.drain(..).map(|ready| Action::Remove { id: ready.id, node }));
         }
         let going = self.state.taken.iter().filter(|(_, taken)| taken.life == Life::Going);
-        actions.extend(going.filter_map(|(&id, _)| self.take_back(id)));
+        actions.extend(going.filter_map(|(&id, _)| self.ask_if_unused(id)));
         actions
     }
 
@@ -858,7 +895,7 @@ mod tests {
     fn broker(file: Option<u32>) -> (Broker<u32>, String) {
         let holding = Holding { size: 2 * HUGE_PAGE_SIZE, user: 1000, since: 0, until: Until::Unused };
         let entry = Entry { id: ID, node: 0, holding: Some(holding) };
-        let mut state = State::new(Settings::plain(BTreeMap::from([(0, 0)])));
+        let mut state = State::new(Settings::plain(BTreeMap::from([(0, 0)])), 64);
         let name = entry.to_string();
         state.adopt(Found { name: name.clone(), entry, file, going: false });
         let (capacity, offenders) = (Capacity::of(1024), Offenders::default());
@@ -953,7 +990,7 @@ mod tests {
         assert_eq!(broker.state.accounts.bytes(1000), 40 * HUGE_PAGE_SIZE);
         let asker = Asker { connection: 2, peer: Peer { pid: 1, user: 1001, group: 1001 }, account: 1001 };
         let wish = |pages| Wish { asker, size: pages * HUGE_PAGE_SIZE, node: None, until: Until::Unused };
-        let survey = Some(Survey { available: 1 << 40, id: 9 });
+        let survey = Some(Survey { available: 1 << 40, room: 1 << 40, id: 9 });
         let refused = |broker: &mut Broker<u32>, pages| {
             let actions = broker.take(wish(pages), survey, at(2));
             actions.iter().any(|action| matches!(action, Action::Refuse(_)))
@@ -1061,8 +1098,47 @@ mod tests {
         assert!(actions.iter().any(|action| is_shrunk(action) == Some(2 * HUGE_PAGE_SIZE)), "{}", actions.len());
         broker.handle(Event::Shrunk(ID, true), at(4));
         assert_eq!(bytes(&broker), 2);
-        let closed = broker.handle(Event::TakenBack(ID), at(5));
+        let closed = broker.handle(Event::TakenBack(ID, true), at(5));
         assert!(matches!(closed[..], [Action::Close(1)]) && bytes(&broker) == 0);
+    }
+
+    #[test]
+    fn nobody_is_promised_what_the_mount_has_no_room_for() {
+        // Two pages are promised already.
+        let (mut broker, _) = broker(Some(1));
+        broker.limit = 100 * HUGE_PAGE_SIZE;
+        let peer = Peer { pid: 0, user: 1001, group: 0 };
+        let asker = Asker { connection: 1, peer, account: 1001 };
+        let wish = Wish { asker, size: 3 * HUGE_PAGE_SIZE, node: None, until: Until::Closed };
+        let mut take = |pages: usize| {
+            let survey = Survey { available: u64::MAX / 2, room: (pages * HUGE_PAGE_SIZE) as u64, id: 9 };
+            broker.handle(Event::Take(wish, Some(survey)), at(1))
+        };
+        let refused = take(4);
+        let [Action::Refuse(Refusal(Code::NoMemory, message))] = &refused[..] else { panic!("{refused:?}") };
+        assert!(message.contains("6 MiB more would be needed, and the pool has room for 4 MiB"), "{message}");
+        assert!(matches!(take(5)[..], [Action::HandOut(_)]));
+    }
+
+    #[test]
+    fn what_nobody_has_any_more_is_emptied_once_at_a_time() {
+        let (mut broker, name) = broker(Some(1));
+        assert!(broker.handle(Event::Unused(ID), at(1)).is_empty(), "it is somebody's");
+        broker.let_go(ID);
+        assert_eq!(broker.handle(Event::Seized(ID, true), at(1)), [Action::AskIfUnused { id: ID, file: 1 }]);
+        let empty = [Action::TakeBack { owner: 1000, id: ID, name }];
+        assert_eq!(broker.handle(Event::Unused(ID), at(1)), empty);
+        // That takes its time, and is looked at meanwhile.
+        let Event::Seen(_, seen) = seen_at(ID, 2, 2, 1) else { unreachable!() };
+        let seen = || Event::Seen(ID, Seen { seized: true, ..seen });
+        assert!(broker.handle(seen(), at(2)).is_empty());
+        assert!(broker.handle(Event::Unused(ID), at(2)).is_empty() && broker.let_go(ID).is_none());
+        // In vain: it is tried again.
+        assert!(broker.handle(Event::TakenBack(ID, false), at(3)).is_empty());
+        assert_eq!(broker.handle(seen(), at(4)), [Action::AskIfUnused { id: ID, file: 1 }]);
+        assert_eq!(broker.handle(Event::Unused(ID), at(4)), empty);
+        assert_eq!(broker.handle(Event::TakenBack(ID, true), at(5)), [Action::Close(1)]);
+        assert!(broker.state.taken.is_empty());
     }
 
     #[test]

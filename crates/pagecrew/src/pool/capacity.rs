@@ -14,6 +14,8 @@ pub(super) struct Capacity {
     /// Taken files at once, and the part of that which only root has.
     files: usize,
     files_of_root: usize,
+    /// Waiting files, of all nodes.
+    waiting: usize,
 }
 
 const ROOT: u32 = 0;
@@ -21,7 +23,7 @@ const ROOT: u32 = 0;
 impl Capacity {
     /// For a process that may have so many descriptors.
     pub fn of(descriptors: usize) -> Capacity {
-        // The rest is for files that wait and for the server itself.
+        // An eighth of them is for the server itself.
         let connections = (descriptors / 4).clamp(4, 8192);
         let connections_of_root = (connections / 4).min(256);
         let files = descriptors / 2;
@@ -31,7 +33,13 @@ impl Capacity {
             connections_of_user: (FILES_MOST + 64).min((connections - connections_of_root) / 2),
             files,
             files_of_root: (files / 4).min(256),
+            waiting: descriptors / 8,
         }
+    }
+
+    /// So many files may wait on each of this many nodes.
+    pub fn wait_on_each(&self, nodes: usize) -> usize {
+        (self.waiting / nodes.max(1)).max(1)
     }
 
     /// Whether one more of `account` may connect where `connected` are, of which `own` are the account's.
@@ -63,6 +71,8 @@ mod tests {
         assert!(
             capacity.hands_out(7, 32767 - 256) && !capacity.hands_out(7, 32768 - 256) && capacity.hands_out(0, 32767)
         );
+        // Of many nodes, none has all of them.
+        assert_eq!([1, 16, 1024].map(|nodes| Capacity::of(4096).wait_on_each(nodes)), [512, 32, 1]);
     }
 
     proptest! {
@@ -79,7 +89,7 @@ mod tests {
                 files += 1;
             }
             prop_assert!(files > 0 && capacity.hands_out(0, files));
-            prop_assert!(capacity.connections + capacity.files <= descriptors - descriptors / 8);
+            prop_assert!(capacity.connections + capacity.files + capacity.waiting <= descriptors - descriptors / 8);
         }
     }
 }

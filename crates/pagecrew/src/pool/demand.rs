@@ -86,8 +86,10 @@ impl Requests {
 }
 
 /// What was asked for lately, of one node.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Demand {
+    /// How many files may wait.
+    most: usize,
     /// Of each user, those who asked last first. Each on a list of his own, so that nobody's many requests make others' forgotten.
     lately: VecDeque<Requests>,
     /// How many files of which sizes were wanted the last time because they had been asked for.
@@ -126,9 +128,10 @@ pub(super) fn whole(size: usize) -> usize {
 }
 
 impl Demand {
-    /// Nothing is known yet.
-    pub fn new() -> Demand {
-        Demand::default()
+    /// Nothing is known yet. At most so many files are to wait, [`FILES_MOST`] at most and one at least.
+    pub fn new(most: usize) -> Demand {
+        let most = most.clamp(1, FILES_MOST);
+        Demand { most, lately: VecDeque::new(), kept: BTreeMap::new(), next: Vec::new() }
     }
 
     /// Takes note of a request of `user`'s of `size` at the time `now_ns`.
@@ -211,7 +214,7 @@ impl Demand {
     pub fn wanted(&mut self, files: &[(usize, usize)], size: usize) -> Vec<usize> {
         let mut rest = whole(size);
         let (mut wanted, mut told) = (Vec::new(), BTreeMap::new());
-        let most = FILES_MOST - LADDER_STEPS;
+        let most = self.most - LADDER_STEPS.min((self.most / 2).max(1));
         for &(size, count) in files {
             let size = whole(size);
             let fit = rest.checked_div(size).unwrap_or(0).min(count).min(most - wanted.len());
@@ -273,7 +276,8 @@ impl Demand {
         }
         while rest > 0 {
             let half = whole(rest / 2);
-            let step = if half >= LADDER_LEAST { rest - half } else { rest };
+            let last = half < LADDER_LEAST || wanted.len() + 1 == self.most;
+            let step = if last { rest } else { rest - half };
             wanted.push(step);
             rest -= step;
         }
@@ -298,21 +302,21 @@ mod tests {
     }
 
     fn after(requests: &[usize]) -> Demand {
-        let mut demand = Demand::new();
+        let mut demand = Demand::new(FILES_MOST);
         requests.iter().for_each(|&size| demand.note(7, size, 0));
         demand
     }
 
     #[test]
     fn one_file_waits_as_long_as_nothing_is_known_and_halves_of_a_large_pool() {
-        let wanted = |size| Demand::new().wanted(&[], size).iter().map(|size| size >> 20).collect::<Vec<_>>();
+        let wanted = |size| Demand::new(FILES_MOST).wanted(&[], size).iter().map(|size| size >> 20).collect::<Vec<_>>();
         assert_eq!(wanted(32 * GIB), [16384, 8192, 4096, 2048, 1024, 512, 256, 128, 64, 64]);
         for (size, one) in [(16 * GIB, 16384), (127 << 20, 126), (3 << 20, 2)] {
             assert_eq!(wanted(size), [one]);
         }
         assert_eq!(wanted(1 << 20), []);
         // Beside files that were told, the rest is anybody's.
-        let told = Demand::new().wanted(&[(GIB, 1)], GIB + (130 << 20));
+        let told = Demand::new(FILES_MOST).wanted(&[(GIB, 1)], GIB + (130 << 20));
         assert_eq!(told, [GIB, 66 << 20, 64 << 20]);
     }
 
@@ -325,6 +329,20 @@ mod tests {
         let mut demand = after(&[2 * GIB, 4 * GIB].repeat(8));
         assert_eq!(demand.wanted(&[(2 * GIB, 3)], 14 * GIB), [2 * GIB, 2 * GIB, 2 * GIB, 4 * GIB, 4 * GIB]);
         assert!(wanted(&[(HUGE_PAGE_SIZE, usize::MAX), (0, 7)], 1 << 40).len() <= FILES_MOST);
+    }
+
+    #[test]
+    fn no_more_files_are_wanted_than_there_is_room_for() {
+        for most in 0..70 {
+            let mut demand = Demand::new(most);
+            for told in [&[][..], &[(HUGE_PAGE_SIZE, usize::MAX)]] {
+                for asked in 0..3 {
+                    let wanted = demand.wanted(told, 1 << 40);
+                    assert!(wanted.len() <= most.max(1) && wanted.iter().sum::<usize>() == 1 << 40, "{most} {asked}");
+                    (1..6).for_each(|user| demand.note(user * (asked + 1), HUGE_PAGE_SIZE << user, 0));
+                }
+            }
+        }
     }
 
     #[test]
@@ -353,7 +371,7 @@ mod tests {
 
     #[test]
     fn what_others_may_ask_for_next_stays_ready() {
-        let mut demand = Demand::new();
+        let mut demand = Demand::new(FILES_MOST);
         let need = |size| Need { size, largest: 8 * size };
         assert_eq!(demand.needs_of_others(1, 64 * GIB, 0), []);
         demand.note(1, 8 * GIB, 0);

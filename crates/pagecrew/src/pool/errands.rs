@@ -1,9 +1,10 @@
-//! What is done to files that users have, where that may take as long as a user likes.
+//! What is done to files that users have or had, where that may take as long as a user likes, or as his memory is large.
 //!
 //! Whoever has a file open can keep the kernel's lock of it for as long as he wants: a `write` to it holds the lock while it waits for its
 //! source, which may be a file of a file system in user space that never answers. Whoever wants to change the file's owner, mode or length
 //! then waits, and can't be killed meanwhile. So that is done here, by threads that are of no use to anybody else: up to [`THREADS`] for the
-//! files of an owner, of an account up to [`THREADS_OF_ACCOUNT`], and what more there is to do to these waits for them.
+//! files of an owner, of an account up to [`THREADS_OF_ACCOUNT`], and what more there is to do to these waits for them. Giving the memory of a file back that nobody has any more is
+//! nothing that he could hold up, but takes milliseconds for each GiB.
 //!
 //! **Life of a thread.** It is started for an errand, does what has waited meanwhile, and ends. It has a table of files of its own, with
 //! nothing in it: a server that was killed lets go of its lock and its socket even if such a thread of its is still waiting (from Linux 5.9

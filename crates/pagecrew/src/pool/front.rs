@@ -3,10 +3,10 @@
 //! One thread waits for all connections at once. A request is put into its user's turn (`turns`), and one of a few workers does it and
 //! answers; where its user may hold it up, it is answered when an errand is done (`errands`), and no worker waits for that. A connection has
 //! one request at a time; the next one is read when the first is answered. So whoever crashes, floods, or does not read holds up nobody but
-//! himself, and what a connection costs is one descriptor.
+//! himself, and what a connection costs is one descriptor, and what its client has not read.
 //!
 //! **How many.** A user has [`OF_USER`] connections, all users together leave [`ROOT_ROOM`] to root, and one that has nothing and asks nothing for
-//! [`IDLE`] is ended.
+//! [`IDLE`] is ended. One that was ended counts for as long as its client has something to read: that is memory of this process's control group.
 
 use super::protocol::{Answer, Code, REQUEST_MOST};
 use super::server::{Reply, Shared};
@@ -29,10 +29,14 @@ const IDLE: Duration = Duration::from_secs(60);
 const SWEEP: Duration = Duration::from_secs(5);
 /// So long nobody is taken in after there was no descriptor or no memory for one more.
 const NO_ROOM: Duration = Duration::from_millis(50);
-/// Threads that do what is asked: most is done in microseconds, and giving a large file's memory back takes long.
+/// Threads that do what is asked: all of it is done in microseconds, but for making a file.
 const WORKERS: usize = 4;
 /// What a worker needs of a stack.
 const STACK: usize = 256 << 10;
+/// Whoever has not read so many bytes of answers gets no more.
+const UNREAD_MOST: usize = 32 << 10;
+/// So many who were sent away may leave that unread.
+const SENT_AWAY_MOST: usize = 64;
 /// Connections that are taken in before others are looked at.
 const AT_ONCE: usize = 64;
 
@@ -48,10 +52,19 @@ pub(super) struct Connection {
     pub peer: Peer,
     /// The user who pays for what the peer takes.
     pub account: u32,
-    /// All groups that the peer is in.
-    pub groups: Vec<u32>,
     /// When it was last heard of.
     heard_ns: AtomicU64,
+}
+
+impl Connection {
+    /// Those of these groups that the peer is in. It may be in 65,536, so nobody remembers them.
+    pub fn is_in(&self, mut groups: Vec<u32>) -> Vec<u32> {
+        if !groups.is_empty() {
+            let all = self.socket.peer_groups();
+            groups.retain(|group| *group == self.peer.group || all.contains(group));
+        }
+        groups
+    }
 }
 
 /// What loop and workers share.
@@ -60,9 +73,51 @@ struct Common {
     poll: OwnedFd,
     wake: OwnedFd,
     connections: Mutex<HashMap<u64, Arc<Connection>>>,
+    /// Those that have ended, with answers that were not read.
+    unread: Mutex<Unread>,
     turns: Mutex<Queue>,
     /// There is a turn, or there will be none any more.
     turn: Condvar,
+}
+
+/// Connections that have ended, with answers that were not read, by account.
+#[derive(Default)]
+struct Unread {
+    of: HashMap<u32, Vec<Arc<Connection>>>,
+    /// When it was last looked which of them have been read.
+    looked_ns: u64,
+}
+
+impl Unread {
+    fn len(&self) -> usize {
+        self.of.values().map(Vec::len).sum()
+    }
+
+    fn of(&self, account: u32) -> usize {
+        self.of.get(&account).map_or(0, Vec::len)
+    }
+
+    fn push(&mut self, connection: Arc<Connection>) {
+        self.of.entry(connection.account).or_default().push(connection);
+    }
+
+    /// Takes those out that have been read, where that was not looked for a moment ago.
+    fn take_read(&mut self, now_ns: u64) -> Vec<Arc<Connection>> {
+        if now_ns.saturating_sub(self.looked_ns) < NO_ROOM.as_nanos() as u64 {
+            return Vec::new();
+        }
+        self.looked_ns = now_ns;
+        let is_read = |connection: &mut Arc<Connection>| connection.socket.unread() == 0;
+        let read = self.of.values_mut().flat_map(|all| all.extract_if(.., is_read)).collect();
+        self.of.retain(|_, all| !all.is_empty());
+        read
+    }
+
+    /// Takes those of the account out that has most.
+    fn take_most(&mut self) -> Vec<Arc<Connection>> {
+        let most = self.of.iter().max_by_key(|(_, all)| all.len()).map(|(&account, _)| account);
+        most.and_then(|account| self.of.remove(&account)).unwrap_or_default()
+    }
 }
 
 struct Queue {
@@ -97,6 +152,7 @@ impl Front {
             poll,
             wake,
             connections: Mutex::new(HashMap::new()),
+            unread: Mutex::default(),
             turns: Mutex::new(queue),
             turn: Condvar::new(),
         });
@@ -154,9 +210,11 @@ impl Common {
         let (mut next_number, mut next_sweep_ns, mut no_room_ns) = (0, 0, 0);
         loop {
             let now = clock::now_ns();
-            let nobody = lock(&self.connections).is_empty();
+            let nobody = lock(&self.connections).is_empty() && lock(&self.unread).len() == 0;
             if now >= next_sweep_ns && !nobody {
                 self.end_idle(now);
+                let gone = lock(&self.unread).take_read(now);
+                drop(gone);
                 next_sweep_ns = now + SWEEP.as_nanos() as u64;
             }
             // With nobody there, nothing happens before somebody comes.
@@ -207,17 +265,12 @@ impl Common {
             *next_number += 1;
             let heard_ns = AtomicU64::new(clock::now_ns());
             let account = self.shared.broker().state.settings.quotas.subordinates.account_of(peer.user);
-            let mut groups = socket.peer_groups();
-            groups.push(peer.group);
-            let connection = Connection { number, socket, peer, account, groups, heard_ns };
+            let connection = Arc::new(Connection { number, socket, peer, account, heard_ns });
             if !self.has_room(account) {
                 self.shared.broker().state.counters.refused += 1;
-                let message = "too many connections; close some".into();
-                let answer = Answer::Error { code: Code::TooMany, message };
-                let _ = connection.socket.send(answer.to_string().as_bytes(), None);
+                self.send_away(connection);
                 continue;
             }
-            let connection = Arc::new(connection);
             lock(&self.connections).insert(number, connection.clone());
             let events = EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT;
             if epoll::add(&self.poll, &*connection.socket, EventData::new_u64(number), events).is_err() {
@@ -230,8 +283,45 @@ impl Common {
 
     fn has_room(&self, account: u32) -> bool {
         let connections = lock(&self.connections);
-        let of_user = connections.values().filter(|connection| connection.account == account).count();
-        self.shared.capacity.takes_in(account, connections.len(), of_user)
+        let mut unread = lock(&self.unread);
+        let capacity = &self.shared.capacity;
+        let own =
+            |unread: &Unread| connections.values().filter(|one| one.account == account).count() + unread.of(account);
+        let takes_in = |unread: &Unread| capacity.takes_in(account, connections.len() + unread.len(), own(unread));
+        let mut has_room = takes_in(&unread);
+        let mut gone = Vec::new();
+        if !has_room {
+            gone = unread.take_read(clock::now_ns());
+            has_room = takes_in(&unread);
+        }
+        // What others leave unread is no reason to refuse somebody who has few himself.
+        if !has_room && capacity.takes_in(account, connections.len(), own(&unread)) {
+            gone.extend(unread.take_most());
+            has_room = takes_in(&unread);
+        }
+        drop((connections, unread));
+        // Closing them takes a while.
+        drop(gone);
+        has_room
+    }
+
+    /// There is no room for whoever has connected. Somebody who leaves unread what he is told is told no more.
+    fn send_away(&self, connection: Arc<Connection>) {
+        let unread = lock(&self.unread).of(connection.account);
+        if unread < SENT_AWAY_MOST {
+            let message = "too many connections; close some".into();
+            let answer = Answer::Error { code: Code::TooMany, message };
+            let _ = connection.socket.send(answer.to_string().as_bytes(), None);
+            self.keep_unread(connection);
+        }
+    }
+
+    /// A connection has ended, but not what its client has to read.
+    fn keep_unread(&self, connection: Arc<Connection>) {
+        if connection.socket.unread() > 0 {
+            connection.socket.end();
+            lock(&self.unread).push(connection);
+        }
     }
 
     /// Ends connections that have nothing and ask nothing.
@@ -278,16 +368,20 @@ impl Common {
         }
     }
 
-    /// A client has left.
-    fn leave(&self, connection: &Connection) {
+    /// A client has left, or is no longer answered.
+    fn leave(&self, connection: &Arc<Connection>) {
         // First off the list, so that nobody is told of it once more.
         lock(&self.connections).remove(&connection.number);
         self.shared.left(connection.number);
+        self.keep_unread(connection.clone());
     }
 
     /// Reads a request and answers it, or will. Returns whether the connection goes on.
     fn answer(&self, connection: &Arc<Connection>, room: &mut [u8]) -> bool {
         connection.heard_ns.store(clock::now_ns(), Ordering::Relaxed);
+        if connection.socket.unread() > UNREAD_MOST {
+            return false;
+        }
         match connection.socket.receive(room) {
             Err(Errno(libc::EAGAIN)) => self.hear(connection),
             Ok(packet) if packet.len > 0 => {

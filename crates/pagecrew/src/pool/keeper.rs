@@ -18,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{File, Metadata};
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -484,7 +485,7 @@ impl Keeper {
     /// asked of `all`, or of those that are going.
     fn look_at_taken(&self, all: bool) {
         if all {
-            self.shared.store.keep_room_for_files();
+            let _ = self.shared.store.keep_room_for_files();
             self.find_strays();
         }
         self.open_the_rest();
@@ -515,9 +516,16 @@ impl Keeper {
         for (id, name) in closed {
             if let Some(file) = self.shared.store.open_taken(&name) {
                 self.shared.happened(Event::Opened(id, Arc::new(file)));
-            } else if let Some(facts) = self.shared.store.facts(&name) {
+                continue;
+            }
+            match self.shared.store.facts(&name) {
                 // Its owner keeps it from being opened, but not from being looked at.
-                self.shared.happened(Event::Seen(id, seen(&facts, self.looks, None)));
+                Ok(facts) => drop(self.shared.happened(Event::Seen(id, seen(&facts, self.looks, None)))),
+                // A former server's thread has taken it back meanwhile, or root has removed it by hand.
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    self.shared.happened(Event::TakenBack(id, true));
+                }
+                Err(_) => {}
             }
         }
     }

@@ -10,7 +10,8 @@ use super::keeper::Keeper;
 use super::ledger::Entry;
 use super::options::{Options, Sizes};
 use super::protocol::{Answer, Code, REQUEST_MOST, Request};
-use super::state::{Condition, Life, Ready, Refusal, Settings, State};
+use super::quota::Subordinates;
+use super::state::{Condition, Life, Ready, Refusal, Settings, State, TakenFile};
 use super::status::{Facts, Status};
 use super::store::{self, Left, Store, Waiting};
 use crate::control::arbiter;
@@ -18,7 +19,7 @@ use crate::stats;
 use crate::sys::mount::MemoryFs;
 use crate::sys::sched::{self, Class};
 use crate::sys::seqpacket::Socket;
-use crate::sys::stranger::Listener;
+use crate::sys::stranger::{Listener, LowNumbers};
 use crate::sys::{Errno, HUGE_PAGE_SIZE, cgroup, clock, process, procfs, shared_file, topology};
 use crate::units::Bytes;
 use rustix::event::{EventfdFlags, eventfd};
@@ -30,7 +31,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What the threads of a server share.
 pub(super) struct Shared {
@@ -144,6 +145,12 @@ impl Shared {
         }
     }
 
+    /// Bytes that the mount has room for. What users have added to their files is nobody else's for the moment, however much the machine has.
+    fn room(&self) -> u64 {
+        let facts = self.mount_facts().filter(|facts| facts.f_blocks > 0);
+        facts.map_or(u64::MAX, |facts| facts.f_bfree.saturating_mul(facts.f_frsize))
+    }
+
     /// The number of `node`, if the machine has several.
     pub fn node(&self, node: usize) -> Option<usize> {
         self.several_nodes.then_some(node)
@@ -210,6 +217,11 @@ impl Shared {
                 Action::Shrink { owner, id, name, size } => {
                     let path = self.store.taken_path(&name);
                     (owner, Event::Shrunk(id, false), Box::new(move || Event::Shrunk(id, store::shrink(&path, size))))
+                }
+                Action::TakeBack { owner, id, name } => {
+                    let path = self.store.taken_path(&name);
+                    let take_back = move || Event::TakenBack(id, store::take_back(&path));
+                    (owner, Event::TakenBack(id, false), Box::new(take_back))
                 }
                 action => {
                     let follow = self.perform_one(action, &mut task.outcome);
@@ -281,7 +293,9 @@ impl Shared {
                 };
                 let mut broker = self.broker();
                 let available = self.survey(&mut broker.state);
-                return broker.handle(Event::Take(wish, Some(Survey { available, id })), now());
+                // Of reserved pages, the former counts that.
+                let room = if broker.reserved { u64::MAX } else { self.room() };
+                return broker.handle(Event::Take(wish, Some(Survey { available, room, id })), now());
             }
             Action::Cut(given_up) => {
                 // Cut first, even if it goes whole: the filler may have it, and could go on filling what is behind the end.
@@ -319,7 +333,8 @@ impl Shared {
                 None
             }
             Action::Close(file) => {
-                drop(file);
+                // Where its name was gone, it may not be empty; nobody has it.
+                let _ = file.set_len(0);
                 None
             }
             Action::Boost => {
@@ -328,8 +343,10 @@ impl Shared {
             }
             Action::HandOut(handing) => Some(self.hand_out(handing, outcome)),
             // Errands, which whoever calls this sees to.
-            Action::Seize { .. } | Action::Shrink { .. } => None,
-            Action::TakeBack { id, name, file } => self.store.take_back(&name, &file).then_some(Event::TakenBack(id)),
+            Action::Seize { .. } | Action::Shrink { .. } | Action::TakeBack { .. } => None,
+            Action::AskIfUnused { id, file } => {
+                shared_file::unused_by_others(&file).unwrap_or(false).then_some(Event::Unused(id))
+            }
             Action::Give { name, node, size, ready } => {
                 let path = self.store.taken_path(&name).to_string_lossy().into_owned();
                 let backing = self.store.kind().into();
@@ -400,11 +417,15 @@ impl Shared {
 
     /// What a request of somebody who is connected is to the broker, or the answer.
     fn begin(&self, request: Request, connection: &Connection) -> Result<Event<Arc<File>>, Answer> {
-        let Connection { number, peer, account, .. } = *connection;
+        let Connection { number, peer, .. } = *connection;
+        // As it is now: since he has connected, he may have been made somebody's.
+        let account = self.broker().state.settings.quotas.subordinates.account_of(peer.user);
         let asker = Asker { connection: number, peer, account };
         match request {
             Request::Take { size, node, until } => {
-                self.broker().state.join(account, &connection.groups);
+                let with_quotas = self.broker().state.settings.quotas.groups.keys().copied().collect();
+                let groups = connection.is_in(with_quotas);
+                self.broker().state.join(account, &groups);
                 Ok(Event::Take(Wish { asker, size, node, until }, None))
             }
             Request::Release { path } => match self.store.taken_name(Path::new(&path)) {
@@ -432,10 +453,29 @@ impl Shared {
         }
     }
 
-    /// Waits a moment for errands that are under way. Returns what clients are answered.
+    /// Waits a moment for errands that are under way, and for those that follow from them. Returns what clients are answered.
     pub fn settle(&self) -> Vec<Reply> {
-        self.errands.settle(PATIENCE);
-        std::iter::from_fn(|| self.errands.next_done()).filter_map(|done| self.go_on(done)).collect()
+        let until = Instant::now() + PATIENCE;
+        let mut replies = Vec::new();
+        loop {
+            self.errands.settle(until.saturating_duration_since(Instant::now()));
+            let done: Vec<Done> = std::iter::from_fn(|| self.errands.next_done()).collect();
+            if done.is_empty() {
+                return replies;
+            }
+            replies.extend(done.into_iter().filter_map(|done| self.go_on(done)));
+        }
+    }
+
+    /// Takes back what nobody has any more, where the errands for that have not come to it.
+    fn empty_the_rest(&self) {
+        let emptying = |(&id, taken): (&u64, &TakenFile<Arc<File>>)| {
+            (taken.life == Life::Emptying).then(|| (id, self.store.taken_path(&taken.name)))
+        };
+        let emptying: Vec<_> = self.broker().state.taken.iter().filter_map(emptying).collect();
+        for (id, path) in emptying {
+            self.happened(Event::TakenBack(id, store::take_back(&path)));
+        }
     }
 
     /// Whether a connection holds something.
@@ -509,12 +549,14 @@ impl Server {
         let nodes = topology::nodes_with_memory();
         let settings = settings(&options, &nodes, memory.total)?;
         let limit = options.limit.unwrap_or(memory.total as usize) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
+        // Before there are files, which have their numbers for long.
+        let low = LowNumbers::hold();
         let (store, left) = Store::open(&options.directory, options.backing, limit)?;
         let capacity = Capacity::of(process::raise_descriptor_limit());
         let reserved = store.kind() == MemoryFs::Hugetlbfs;
         let own_user = store::own_user();
         let mut broker = Broker {
-            state: State::new(settings),
+            state: State::new(settings, capacity.wait_on_each(nodes.len())),
             limit,
             capacity,
             reserved,
@@ -525,7 +567,7 @@ impl Server {
         adopt(&mut broker.state, left, &store);
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(Error::system("making an event descriptor for", &options.directory))?;
-        let (listener, socket) = listen(&options).inspect_err(|_| {
+        let (listener, socket) = listen(&options, low).inspect_err(|_| {
             // A server that is none leaves nothing but what it has found.
             if nothing_left {
                 let _ = store.close();
@@ -581,6 +623,11 @@ impl Server {
         Ok(())
     }
 
+    /// From now on, users in user namespaces are these users'. What is taken stays on the account that it is on.
+    pub fn set_subordinates(&self, subordinates: Subordinates) {
+        self.shared.broker().state.settings.quotas.subordinates = subordinates;
+    }
+
     /// Something that says how it stands.
     pub fn observer(&self) -> Observer {
         Observer(self.shared.clone())
@@ -607,6 +654,8 @@ impl Server {
         // Those who are no longer connected are not answered.
         drop(shared.settle());
         shared.happened(Event::Stop);
+        drop(shared.settle());
+        shared.empty_the_rest();
         let left = shared.broker().state.taken.len();
         if left == 0 {
             shared.store.close()?;
@@ -644,7 +693,7 @@ fn adopt(state: &mut State<Arc<File>>, left: Left, store: &Store) {
 }
 
 /// Listens at the socket, and says where it really is.
-fn listen(options: &Options) -> Result<(Listener, PathBuf), Error> {
+fn listen(options: &Options, low: Option<LowNumbers>) -> Result<(Listener, PathBuf), Error> {
     let (Some(directory), Some(name)) = (options.socket.parent(), options.socket.file_name()) else {
         return Err(Error::NotOwn(options.socket.clone()));
     };
@@ -669,6 +718,6 @@ fn listen(options: &Options) -> Result<(Listener, PathBuf), Error> {
         std::fs::set_permissions(path, Permissions::from_mode(options.socket_mode))
     };
     permit().map_err(Error::system("setting the permissions of", path))?;
-    let listener = Listener::new(socket).map_err(Error::system("listening at", path))?;
+    let listener = Listener::new(socket, low).map_err(Error::system("listening at", path))?;
     Ok((listener, path.clone()))
 }

@@ -23,7 +23,6 @@ impl Numbers {
 }
 
 /// The pool of one node, and what it has done.
-#[derive(Default)]
 pub(super) struct Pool {
     pub(super) size: usize,
     pub(super) demand: Demand,
@@ -38,10 +37,17 @@ pub(super) struct Pool {
 }
 
 impl Pool {
+    /// Nothing is in it, and nothing has been done.
+    pub(super) fn empty() -> Pool {
+        let (demand, wanted, stock) = (Demand::new(FILES_MOST), Vec::new(), Vec::new());
+        let turns = Refill::default();
+        Pool { size: 0, demand, wanted, stock, turns, last: 0, asked: 0, possible: 0, ready: 0, zeroed: 0 }
+    }
+
     fn new(size: usize) -> Pool {
-        let mut demand = Demand::new();
+        let mut demand = Demand::new(FILES_MOST);
         let wanted = demand.wanted(&[], size);
-        let mut pool = Pool { size, demand, wanted, ..Pool::default() };
+        let mut pool = Pool { size, demand, wanted, ..Pool::empty() };
         pool.refill();
         pool.zeroed = 0;
         pool
@@ -256,7 +262,7 @@ fn shortest(mut call: impl FnMut()) -> Duration {
 
 #[test]
 fn the_largest_pools_cost_little() {
-    let mut demand = Demand::new();
+    let mut demand = Demand::new(FILES_MOST);
     (0..LATELY_MOST).for_each(|request| demand.note(7, (request % 256 + 1) * HUGE_PAGE_SIZE, 0));
     let wanted = demand.wanted(&[], 1 << 40);
     assert!(wanted.len() > FILES_MOST / 2, "{}", wanted.len());

@@ -90,7 +90,7 @@ pub(super) struct Found<F> {
 impl<F> TakenFile<F> {
     /// Whether it is where its name says, and nobody is about to change that or its size.
     pub fn is_settled(&self) -> bool {
-        !matches!(self.life, Life::Arriving(_) | Life::Leaving)
+        !matches!(self.life, Life::Arriving(_) | Life::Leaving | Life::Emptying)
     }
 }
 
@@ -118,6 +118,8 @@ pub(super) enum Life {
     Unseized,
     /// It is its owner's no longer, and goes when nobody has it open any more.
     Going,
+    /// Nobody has it any more, and its memory goes back to the kernel.
+    Emptying,
 }
 
 /// The files that wait on a node, and what its clients ask for.
@@ -130,8 +132,8 @@ pub(super) struct Node<F> {
 }
 
 impl<F> Node<F> {
-    fn new() -> Node<F> {
-        Node { demand: Demand::new(), wanted: Vec::new(), waiting: Vec::new(), refill: Refill::default() }
+    fn new(most: usize) -> Node<F> {
+        Node { demand: Demand::new(most), wanted: Vec::new(), waiting: Vec::new(), refill: Refill::default() }
     }
 
     /// The files that wait, as the policy sees them.
@@ -215,9 +217,9 @@ pub(super) struct State<F> {
 }
 
 impl<F: Clone> State<F> {
-    /// Nothing waits and nothing is taken.
-    pub fn new(settings: Settings) -> State<F> {
-        let nodes = settings.sizes.keys().map(|&node| (node, Node::new())).collect();
+    /// Nothing waits and nothing is taken. So many files may wait on each node ([`Demand::new`]).
+    pub fn new(settings: Settings, most: usize) -> State<F> {
+        let nodes = settings.sizes.keys().map(|&node| (node, Node::new(most))).collect();
         let mut state = State {
             settings,
             nodes,
@@ -491,7 +493,7 @@ mod tests {
     use super::*;
 
     fn state(nodes: usize, pages: usize) -> State<()> {
-        State::new(Settings::plain((0..nodes).map(|node| (node, pages * HUGE_PAGE_SIZE)).collect()))
+        State::new(Settings::plain((0..nodes).map(|node| (node, pages * HUGE_PAGE_SIZE)).collect()), 64)
     }
 
     /// A file of `user`'s, as a former server left it.
@@ -508,7 +510,7 @@ mod tests {
             let quotas = Quotas { groups: [(36, quota)].into(), ..Quotas::default() };
             Settings { quotas, ..Settings::plain(BTreeMap::from([(0, 0)])) }
         };
-        let mut state: State<u32> = State::new(with_groups(&[7]));
+        let mut state: State<u32> = State::new(with_groups(&[7]), 64);
         let charge = |state: &mut State<u32>, user, pages: usize| {
             let State { settings, accounts, .. } = state;
             settings.quotas.charge(accounts, user, pages * PAGE).is_ok()

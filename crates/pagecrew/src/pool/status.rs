@@ -350,7 +350,7 @@ mod tests {
             unused: Duration::ZERO,
             quotas: Quotas::default(),
         };
-        let mut state: State<()> = State::new(settings);
+        let mut state: State<()> = State::new(settings, 64);
         (1..2000).for_each(|user| state.accounts.charge(user, 1 << 40, None).unwrap());
         let facts = Facts { backing: "tmpfs", directory: "/run/x".into(), limit: 1 << 44, available: 1 << 43 };
         let status = Status::new(&state, facts, None);

@@ -280,7 +280,7 @@ mod tests {
     const GIB: usize = 1 << 30;
 
     fn after(requests: &[usize]) -> Demand {
-        let mut demand = Demand::new();
+        let mut demand = Demand::new(FILES_MOST);
         requests.iter().for_each(|&size| demand.note(7, size, 0));
         demand
     }
@@ -410,7 +410,7 @@ mod tests {
         #[test]
         fn steps_lead_to_what_is_wanted(wanted in sizes(24), stock in stocks(24)) {
             let (target, mut steps) = (wanted.iter().sum::<usize>(), 0);
-            let mut pool = Pool { wanted, stock, last: 1000, ..Pool::default() };
+            let mut pool = Pool { wanted, stock, last: 1000, ..Pool::empty() };
             let before = pool.stock.clone();
             let mut sum = pool.sum();
             while pool.step() {
@@ -438,7 +438,7 @@ mod tests {
             let stock: Vec<_> = stock.into_iter().filter(|file| !wanted.contains(&file.size)).collect();
             let kept = |(&size, &index): (&usize, &usize)| stock.get(index).map_or(0, |file| file.filled.min(size));
             let other = wanted.iter().zip(&order).map(kept).sum::<usize>();
-            let mut pool = Pool { wanted, stock: stock.clone(), last: 1000, ..Pool::default() };
+            let mut pool = Pool { wanted, stock: stock.clone(), last: 1000, ..Pool::empty() };
             pool.refill();
             prop_assert!(pool.zeroed + other <= pool.sum());
         }

@@ -9,7 +9,8 @@
 //!
 //! **What may wait.** Whoever has a file open can keep it locked (`errands`). To change its owner, mode or length, to rename it and to remove
 //! it takes that lock, the latter two together with the directory's; to look at it, to open it and to ask whether others have it open does
-//! not. So the first three are done by an errand, the fourth before anybody has the file, and the fifth when nobody has it any more.
+//! not. So the first three are done by an errand, the fourth before anybody has the file, and the fifth when nobody has it any more; by an errand,
+//! too, since giving the memory of a large file back takes long.
 
 use super::error::Error;
 use super::ledger::{Entry, Holding};
@@ -54,9 +55,20 @@ pub(super) struct Left {
     pub taken: Vec<Found<Arc<File>>>,
 }
 
-/// What the mount holds at most, in times of the pool's limit. The limit itself is kept by the books. On its way out memory is off the
-/// books and still there for a moment, and whoever is promised its place must not find the mount full.
+/// What a mount of reserved pages holds at most, in times of the pool's limit; the others are programs' own. The limit itself is kept by the books.
+/// On its way out memory is off the books and still there for a moment, and whoever is promised its place must not find the mount full.
 const ROOM: usize = 2;
+
+/// Bytes that a mount of this kind holds at most, for a pool of this limit. What users add to their files, until that is seen or as long as they keep
+/// it locked, takes the place of what others were promised: so there is room for it besides, as much as any user has in `/dev/shm`, half of the
+/// memory. Of that, something has to be left.
+fn room(kind: MemoryFs, limit: usize) -> usize {
+    let total = procfs::memory_info().map_or(usize::MAX, |memory| memory.total as usize);
+    match kind {
+        MemoryFs::Tmpfs => limit.saturating_add(total / 2).min(total / 16 * 15),
+        MemoryFs::Hugetlbfs => limit.saturating_mul(ROOM),
+    }
+}
 
 /// There is room for so many files more, at a kibibyte of the kernel's memory each.
 const FREE_FILES: u64 = 16 << 10;
@@ -96,16 +108,13 @@ impl Store {
             }
             mount::detach(&mount).map_err(Error::system("unmounting", &mount))?;
         }
-        // And no more than the machine has: what users add to their files until that is seen must not be all of its memory.
-        let machine = procfs::memory_info().map_or(usize::MAX, |memory| memory.total as usize / 16 * 15);
-        let room = limit.saturating_mul(ROOM).min(machine);
         let kind = match found.filter(|found| wanted.contains(found)) {
             Some(kind) => {
                 // Where more is in use than the new limit, the old one stays until that is less.
-                let _ = mount::remount(&mount, &format!("size={room}"));
+                let _ = mount::remount(&mount, &format!("size={}", room(kind, limit)));
                 kind
             }
-            None => mount_first(&mount, &wanted, room)?,
+            None => mount_first(&mount, &wanted, limit)?,
         };
         let store = Store { mount, kind, _lock: lock };
         for (name, mode) in [(READY, 0o700), (TAKEN, 0o711)] {
@@ -142,18 +151,18 @@ impl Store {
     }
 
     /// Sees to it that there is room for more files. Users can use that up with the attributes of theirs, for which tmpfs takes it, too (6.6): the
-    /// kernel charges that memory to them.
-    pub fn keep_room_for_files(&self) {
-        let (MemoryFs::Tmpfs, Ok(facts)) = (self.kind, rustix::fs::statvfs(&self.mount)) else { return };
+    /// kernel charges that memory to them. Returns whether there is.
+    pub fn keep_room_for_files(&self) -> bool {
+        let (MemoryFs::Tmpfs, Ok(facts)) = (self.kind, rustix::fs::statvfs(&self.mount)) else { return false };
         // None of either is no bound.
-        if facts.f_files > 0 && facts.f_ffree < FREE_FILES {
-            let _ = mount::remount(&self.mount, &format!("nr_inodes={}", facts.f_files + 4 * FREE_FILES));
-        }
+        facts.f_files == 0
+            || facts.f_ffree >= FREE_FILES
+            || mount::remount(&self.mount, &format!("nr_inodes={}", facts.f_files + 4 * FREE_FILES)).is_ok()
     }
 
     /// What is known of a taken file that can't be opened.
-    pub fn facts(&self, name: &str) -> Option<Metadata> {
-        std::fs::symlink_metadata(self.taken_path(name)).ok()
+    pub fn facts(&self, name: &str) -> std::io::Result<Metadata> {
+        std::fs::symlink_metadata(self.taken_path(name))
     }
 
     /// The name of the taken file at `path`, if that can be one.
@@ -171,7 +180,13 @@ impl Store {
     pub fn create(&self, id: u64, size: usize, node: usize, placed: bool) -> Result<File, Error> {
         let path = self.ready_path(id, node);
         let create = || OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
-        let file = create().map_err(Error::system("making", &path))?;
+        // Where users have just used up the room for files, there is more at once.
+        let full = |error: &std::io::Error| error.kind() == ErrorKind::StorageFull;
+        let file = match create() {
+            Err(error) if full(&error) && self.keep_room_for_files() => create(),
+            result => result,
+        };
+        let file = file.map_err(Error::system("making", &path))?;
         self.resize(&file, size, placed.then_some(node)).inspect_err(|_| self.remove_ready(id, node))?;
         Ok(file)
     }
@@ -212,21 +227,9 @@ impl Store {
         let _ = std::fs::remove_file(self.ready_path(id, node));
     }
 
-    /// Gives the memory of a seized file to the kernel, for good. Returns whether it did: not while somebody has the file open.
-    pub fn take_back(&self, name: &str, file: &File) -> bool {
-        // Nobody has it open, and since it was seized, nobody can open it.
-        let unused = shared_file::unused_by_others(file).unwrap_or(false);
-        // What was reserved beyond its end goes with the rest.
-        let back = unused && file.set_len(0).is_ok() && shared_file::backed_bytes(file) == Ok(0);
-        if back {
-            let _ = std::fs::remove_file(self.taken_path(name));
-        }
-        back
-    }
-
     /// Opens a file that could not be opened when it was found.
     pub fn open_taken(&self, name: &str) -> Option<File> {
-        open_found(&self.taken_path(name))
+        open_found(&self.taken_path(name)).ok()
     }
 
     /// Takes the mount out of sight, with everything in it that nobody has open.
@@ -242,7 +245,7 @@ impl Store {
         let directory = self.mount.join(READY);
         let found = |path: &Path| {
             let entry = Entry::read(path.file_name()?.to_str()?).filter(|entry| entry.holding.is_none())?;
-            let file = open_found(path)?;
+            let file = open_found(path).ok()?;
             let facts = file.metadata().ok()?;
             let size = facts.len() as usize;
             let sound = facts.uid() == own_user() && size > 0 && size.is_multiple_of(HUGE_PAGE_SIZE);
@@ -290,7 +293,23 @@ pub(super) fn is_seized(facts: &Metadata) -> bool {
 /// where its owner keeps it from being opened. May wait for whoever has it open.
 pub(super) fn shrink(path: &Path, size: usize) -> bool {
     let shrink = |file: File| file.set_len(size as u64).is_ok() && shared_file::punch_from(&file, size).is_ok();
-    open_found(path).is_some_and(shrink)
+    open_found(path).is_ok_and(shrink)
+}
+
+/// Gives the memory of the seized file at `path`, which nobody has open, to the kernel, for good, and takes its name away. Returns whether that
+/// is so. Takes as long as the kernel does for so much memory.
+pub(super) fn take_back(path: &Path) -> bool {
+    let file = match open_found(path) {
+        Ok(file) => file,
+        // A killed server's thread has come to its end, or root has removed it by hand.
+        Err(error) => return error.kind() == ErrorKind::NotFound,
+    };
+    // What was reserved beyond its end goes with the rest.
+    let back = file.set_len(0).is_ok() && shared_file::backed_bytes(&file) == Ok(0);
+    if back {
+        let _ = std::fs::remove_file(path);
+    }
+    back
 }
 
 /// The user that serves.
@@ -311,8 +330,8 @@ fn paths(directory: &Path) -> Result<Vec<PathBuf>, Error> {
 }
 
 /// Opens a file that others may have, and never waits for them.
-fn open_found(path: &Path) -> Option<File> {
-    OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path).ok()
+fn open_found(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)
 }
 
 /// The file at `path`, by its name where that says it; by what it is where root has put it there. What is no file goes.
@@ -339,7 +358,7 @@ fn found_at(path: &Path) -> Option<Found<Arc<File>>> {
         },
     };
     let going = is_seized(&facts);
-    Some(Found { name: name.to_owned(), entry, file: open_found(path).map(Arc::new), going })
+    Some(Found { name: name.to_owned(), entry, file: open_found(path).ok().map(Arc::new), going })
 }
 
 /// Makes the directory of a pool, or sees that nobody else can change what is in it. Returns it by the way that no link changes.
@@ -501,7 +520,7 @@ fn choose(backing: Backing) -> Result<Vec<MemoryFs>, Error> {
 }
 
 /// Mounts the first kind that the kernel takes.
-fn mount_first(target: &Path, kinds: &[MemoryFs], size: usize) -> Result<MemoryFs, Error> {
+fn mount_first(target: &Path, kinds: &[MemoryFs], limit: usize) -> Result<MemoryFs, Error> {
     let mut failure = None;
     let attempts = kinds.iter().flat_map(|&kind| {
         let options: &[&str] = match kind {
@@ -512,7 +531,7 @@ fn mount_first(target: &Path, kinds: &[MemoryFs], size: usize) -> Result<MemoryF
         options.iter().map(move |options| (kind, options))
     });
     for (kind, options) in attempts {
-        match mount::mount(kind, target, &format!("{options},size={size},mode=0711")) {
+        match mount::mount(kind, target, &format!("{options},size={},mode=0711", room(kind, limit))) {
             Ok(()) => return Ok(kind),
             Err(Errno(libc::EPERM | libc::EACCES)) => return Err(Error::MayNotMount(target.to_owned())),
             Err(errno) => failure = failure.or(Some(errno)),

@@ -62,6 +62,14 @@ impl File {
     }
 }
 
+/// What is done to a file where others may be at it.
+#[derive(Debug, Clone, Copy)]
+enum Errand {
+    Seize,
+    Shrink(usize),
+    TakeBack,
+}
+
 enum Do {
     Action(Action<usize>),
     Event(Event<usize>),
@@ -82,8 +90,8 @@ struct World {
     broker: Broker<usize>,
     files: Vec<File>,
     workers: Vec<Worker>,
-    /// What is held up: seizures, and files that are to be put back to a size. And of which server.
-    errands: VecDeque<(u64, String, Option<usize>, usize)>,
+    /// What is held up, and of which server.
+    errands: VecDeque<(u64, String, Errand, usize)>,
     /// What the filler is at: node, id, file, where, how much.
     piece: Option<(usize, u64, usize, usize, usize)>,
     /// Who is connected: the account of each.
@@ -107,7 +115,7 @@ fn broker() -> Broker<usize> {
     };
     let capacity = Capacity::of(1024);
     Broker {
-        state: State::new(settings),
+        state: State::new(settings, 64),
         limit: LIMIT,
         capacity,
         reserved: false,
@@ -251,7 +259,7 @@ impl World {
                 let backed: Vec<(u64, usize)> =
                     self.broker.state.completing().iter().map(|&(id, file)| (id, self.files[file].backed)).collect();
                 self.broker.state.note_backed(&backed);
-                let survey = Survey { available: self.available() as u64, id: self.number() };
+                let survey = Survey { available: self.available() as u64, room: u64::MAX, id: self.number() };
                 self.handle(worker, Event::Take(wish, Some(survey)));
                 None
             }
@@ -292,29 +300,17 @@ impl World {
             }
             Action::Close(_) => None,
             Action::HandOut(handing) => Some(self.hand_out(worker, handing)),
-            Action::Seize { id, name, .. } if self.one_in(4) => {
-                // Its owner holds that up, and the others do not wait for it.
-                self.errands.push_back((id, name, None, self.kills));
-                None
-            }
-            Action::Seize { id, name, .. } => Some(self.seize(id, name)),
-            Action::TakeBack { id, file, .. } => {
-                let file = &mut self.files[file];
-                if file.opened > 0 {
-                    return None;
-                }
+            Action::Seize { id, name, .. } => self.run(id, name, Errand::Seize),
+            Action::Shrink { id, name, size, .. } => self.run(id, name, Errand::Shrink(size)),
+            Action::TakeBack { id, name, .. } => self.run(id, name, Errand::TakeBack),
+            Action::AskIfUnused { id, file } => {
+                let file = &self.files[file];
                 assert!(
                     !matches!(file.place, Place::Taken(_)),
                     "what its owner can still open is no longer his: {file:?}"
                 );
-                (file.len, file.backed, file.grown, file.place) = (0, 0, 0, Place::Gone);
-                Some(Event::TakenBack(id))
+                (file.opened == 0).then_some(Event::Unused(id))
             }
-            Action::Shrink { id, name, size, .. } if self.one_in(4) => {
-                self.errands.push_back((id, name, Some(size), self.kills));
-                None
-            }
-            Action::Shrink { id, name, size, .. } => Some(self.shrink(id, name, size)),
             Action::Give { name, size, .. } => {
                 let file = self.workers[worker].file.take().expect("a descriptor goes with it");
                 self.given += 1;
@@ -343,6 +339,37 @@ impl World {
         }
     }
 
+    /// Does what may be held up; then the others do not wait for it.
+    fn run(&mut self, id: u64, name: String, errand: Errand) -> Option<Event<usize>> {
+        if self.one_in(4) {
+            self.errands.push_back((id, name, errand, self.kills));
+            return None;
+        }
+        Some(self.run_now(id, name, errand))
+    }
+
+    fn run_now(&mut self, id: u64, name: String, errand: Errand) -> Event<usize> {
+        match errand {
+            Errand::Seize => self.seize(id, name),
+            Errand::Shrink(size) => self.shrink(id, name, size),
+            Errand::TakeBack => self.take_back(id, name),
+        }
+    }
+
+    /// Nobody has it any more, and its owner can't open it.
+    fn take_back(&mut self, id: u64, name: String) -> Event<usize> {
+        if self.one_in(10) {
+            return Event::TakenBack(id, false);
+        }
+        // A former server's thread may have done it already.
+        let going = Place::Going(name);
+        if let Some(file) = self.files.iter_mut().find(|file| file.place == going) {
+            assert_eq!(file.opened, 0, "somebody can see it: {file:?}");
+            (file.len, file.backed, file.grown, file.place) = (0, 0, 0, Place::Gone);
+        }
+        Event::TakenBack(id, true)
+    }
+
     fn seize(&mut self, id: u64, name: String) -> Event<usize> {
         if self.one_in(20) {
             return Event::Seized(id, false);
@@ -366,11 +393,8 @@ impl World {
 
     /// An errand that was held up is done, and the keeper hears of it.
     fn errand(&mut self) {
-        if let Some((id, name, size, server)) = self.errands.pop_front() {
-            let event = match size {
-                None => self.seize(id, name),
-                Some(size) => self.shrink(id, name, size),
-            };
+        if let Some((id, name, errand, server)) = self.errands.pop_front() {
+            let event = self.run_now(id, name, errand);
             if server == self.kills {
                 self.workers[WORKERS].queue.push_back(Do::Event(event));
             }
@@ -496,10 +520,12 @@ impl World {
                 let named = |file: &File| {
                     [Place::Taken(taken.name.clone()), Place::Going(taken.name.clone())].contains(&file.place)
                 };
-                let Some(number) = self.files.iter().position(named) else { return };
-                let file = &self.files[number];
-                let seen = file.seen(None);
-                if self.below(2) == 0 { Event::Seen(id, seen) } else { Event::Opened(id, number) }
+                match self.files.iter().position(named) {
+                    // A former server's thread has taken it back.
+                    None => Event::TakenBack(id, true),
+                    Some(number) if self.below(2) == 0 => Event::Opened(id, number),
+                    Some(number) => Event::Seen(id, self.files[number].seen(None)),
+                }
             }
             Some(number) => {
                 let file = &self.files[number];

@@ -114,6 +114,8 @@ pub enum GroupEvent {
     TooMany,
     /// Groups are served no longer, or not all of them, since the kernel refuses to say which there are.
     Unwatched(Errno),
+    /// Groups of version 1 are not served, since the kernel refuses what cuts its reclaim short there (a tracepoint, `perf_event_open`).
+    Uninterruptible(Errno),
 }
 
 /// Who is told. Called by any of the threads, which wait until it returns.
@@ -151,6 +153,8 @@ struct State {
     held: Option<PathBuf>,
     standing: GroupStanding,
     too_many: bool,
+    /// It was said that groups of version 1 are not served.
+    uninterruptible: bool,
     /// Until when somebody waits by the time; others wait until they are needed.
     timed: Option<u64>,
     changed: bool,
@@ -228,6 +232,7 @@ impl Groups {
             held: None,
             standing: GroupStanding::default(),
             too_many: false,
+            uninterruptible: false,
             timed: None,
             changed: false,
             ending: false,
@@ -532,6 +537,15 @@ impl Shared {
         }
     }
 
+    /// Says once that groups of version 1 are not served.
+    fn say_uninterruptible(&self, errno: Errno) {
+        // For want of something else, that passes.
+        let passes = matches!(errno, Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM));
+        if !passes && !std::mem::replace(&mut self.lock().uninterruptible, true) {
+            (self.tell)(GroupEvent::Uninterruptible(errno));
+        }
+    }
+
     /// The life of a writer.
     fn writer(&self) {
         // Groups of version 1 need one, and are not served without.
@@ -552,7 +566,10 @@ impl Shared {
             }
             drop(state);
             if interrupter.is_none() && member.group.version() == Version::V1 {
-                interrupter = tracepoint::number(PIECE).and_then(Interrupter::new).ok();
+                interrupter = tracepoint::number(PIECE)
+                    .and_then(Interrupter::new)
+                    .inspect_err(|&errno| self.say_uninterruptible(errno))
+                    .ok();
             }
             let begin = thread_cpu_ns();
             let turn = member.turn(heard, most, share, interrupter.as_ref(), &self.tell);

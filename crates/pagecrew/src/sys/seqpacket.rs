@@ -300,6 +300,15 @@ impl Socket {
         Ok(rustix::fs::fcntl_setfl(&self.0, flags | rustix::fs::OFlags::NONBLOCK)?)
     }
 
+    /// Bytes of the kernel's memory in which there is what was sent and the other end has not read; none once that is closed. They are on the account
+    /// of whoever has sent it, also when this end is closed.
+    pub fn unread(&self) -> usize {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: the answer is a valid place of the type that this request writes.
+        let result = unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        if result < 0 { 0 } else { bytes.max(0) as usize }
+    }
+
     /// Whether the other end has been closed.
     pub fn is_left(&self) -> bool {
         let mut one = [PollFd::new(&self.0, PollFlags::RDHUP)];
@@ -385,8 +394,18 @@ mod tests {
 
     #[test]
     fn who_does_not_read_is_not_waited_for() {
-        let (one, _other) = Socket::pair().unwrap();
+        let (one, other) = Socket::pair().unwrap();
+        assert_eq!(one.unread(), 0);
         let error = (0..1_000_000).find_map(|_| one.send(&[0; 4096], None).err());
         assert_eq!(error, Some(Errno(libc::EAGAIN)));
+        let unread = one.unread();
+        assert!(unread > 4096);
+        other.receive(&mut [0; 4096]).unwrap();
+        assert!(one.unread() < unread);
+        // An end that was ended is still read.
+        one.end();
+        assert!(one.unread() > 0);
+        drop(other);
+        assert_eq!(one.unread(), 0);
     }
 }

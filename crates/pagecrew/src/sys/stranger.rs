@@ -8,18 +8,55 @@
 //! So nothing of the sort may get in ([`Socket::refuse_descriptors`], Linux 6.16). On older kernels a packet is looked at before it is taken out.
 //! A connection with descriptors in it is over, and is closed by the end of a thread that nobody waits for and that has nothing else open: for
 //! whoever ends, the kernel does not wait until a network has taken what a socket lingers for.
+//!
+//! A thread gets its table by copying the process's up to some number, 64 at least before Linux 6.12, and what it has a copy of for that moment it may
+//! be the last to close. So numbers below 64 are taken for good ([`LowNumbers`]) before the first stranger comes, whose connections have larger ones, and
+//! what is to be closed gets one of the low ones for that.
 
 use super::seqpacket::{Packet, Socket};
 use super::{Errno, thread};
+use rustix::io::DupFlags;
+use rustix::process::{Resource, getrlimit};
 use std::ops::Deref;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// So many threads of the process may be about to close something. What comes beyond that stays open as long as the process lives.
 const THREADS: usize = 512;
 /// What such a thread needs of a stack.
 const STACK: usize = 64 << 10;
+/// Connections of strangers have no numbers below this, where the process may have several times as many descriptors.
+const LOW: i32 = 64;
+
+/// The low numbers of descriptors that nothing else has, each of which stands for the same thing.
+#[derive(Debug)]
+pub struct LowNumbers {
+    held: Vec<OwnedFd>,
+    /// One that something to be closed can have for a moment.
+    slot: Mutex<OwnedFd>,
+}
+
+impl LowNumbers {
+    /// All that are free. To be called before there is anything that will be closed while strangers come. `None` where the kernel lets strangers send
+    /// nothing that is slow to close, or where there are too few descriptors for that.
+    pub fn hold() -> Option<LowNumbers> {
+        let (one, _) = Socket::pair().ok()?;
+        if one.refuse_descriptors() { None } else { LowNumbers::take(&one) }
+    }
+
+    fn take(like: &Socket) -> Option<LowNumbers> {
+        if getrlimit(Resource::Nofile).current.is_some_and(|most| most < 16 * LOW as u64) {
+            return None;
+        }
+        let copy = || rustix::io::fcntl_dupfd_cloexec(like, 0).ok();
+        let mut held: Vec<OwnedFd> = std::iter::from_fn(copy).take_while(|copy| copy.as_raw_fd() < LOW).collect();
+        // Of these the first, so that as little as possible is below it.
+        let slot = (held.len() > 1).then(|| held.remove(0))?;
+        Some(LowNumbers { held, slot: Mutex::new(slot) })
+    }
+}
 
 /// A socket to which strangers connect. Dropping it takes no longer than a few system calls for each of those who wait to be accepted.
 #[derive(Debug)]
@@ -27,17 +64,19 @@ pub struct Listener {
     socket: Socket,
     /// See [`Socket::refuse_descriptors`].
     refuses: bool,
+    low: Option<Arc<LowNumbers>>,
 }
 
 impl Listener {
-    /// Lets others connect to `socket`.
+    /// Lets others connect to `socket`, with no numbers that are `low`.
     ///
     /// # Errors
     /// Those of [`Socket::listen`].
-    pub fn new(socket: Socket) -> Result<Listener, Errno> {
+    pub fn new(socket: Socket, low: Option<LowNumbers>) -> Result<Listener, Errno> {
         let refuses = socket.refuse_descriptors();
+        let low = low.map(Arc::new);
         socket.listen()?;
-        Ok(Listener { socket, refuses })
+        Ok(Listener { socket, refuses, low })
     }
 
     /// Takes in who has connected.
@@ -50,7 +89,7 @@ impl Listener {
             // What can't be told from the end would hide what comes behind it.
             socket.tell_packets_from_the_end()?;
         }
-        Ok(Stranger { socket: Some(socket), refuses: self.refuses })
+        Ok(Stranger { socket: Some(socket), refuses: self.refuses, low: self.low.clone() })
     }
 
     /// See [`Socket::do_not_wait`].
@@ -87,6 +126,7 @@ pub struct Stranger {
     socket: Option<Socket>,
     /// No descriptors can be in it.
     refuses: bool,
+    low: Option<Arc<LowNumbers>>,
 }
 
 impl Stranger {
@@ -128,7 +168,7 @@ impl Drop for Stranger {
     fn drop(&mut self) {
         let is_harmless = self.refuses || self.clear();
         if let Some(socket) = self.socket.take().filter(|_| !is_harmless) {
-            close_elsewhere(socket.into());
+            close_elsewhere(socket.into(), self.low.as_deref());
         }
     }
 }
@@ -136,11 +176,10 @@ impl Drop for Stranger {
 /// Threads that are about to close something, which their end does.
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
-/// Closes `descriptor`, however long that takes, while others go on.
-fn close_elsewhere(descriptor: OwnedFd) {
+/// Starts a thread that has `number` alone and whose end closes it. Returns what it waits for before it ends: that is dropped.
+fn start_closing(number: RawFd) -> Option<Sender<()>> {
     let (has_parted, parted) = channel();
-    let (closed_here, may_close) = channel::<()>();
-    let number = descriptor.as_fd().as_raw_fd();
+    let (may_close, is_closed_here) = channel::<()>();
     let close = move || {
         // A table of its own, with this alone in it: if the process is killed meanwhile, everything else is closed at once.
         // Whoever waits for that does not wait for what others have closed meanwhile, and is in the table for a moment.
@@ -151,21 +190,39 @@ fn close_elsewhere(descriptor: OwnedFd) {
             tell(Err(error));
         }
         // The last one to close it is the one that may have to wait.
-        let _ = may_close.recv();
+        let _ = is_closed_here.recv();
         CLOSING.fetch_sub(1, Ordering::Relaxed);
         // The end of the thread closes what is left in its table. Closed before, a socket that lingers would keep it here.
     };
     let builder = std::thread::Builder::new().name("closes".into()).stack_size(STACK);
-    let started = CLOSING.fetch_add(1, Ordering::Relaxed) < THREADS && builder.spawn(close).is_ok();
-    if !started {
+    if CLOSING.fetch_add(1, Ordering::Relaxed) >= THREADS || builder.spawn(close).is_err() {
         CLOSING.fetch_sub(1, Ordering::Relaxed);
+        return None;
     }
-    if started && matches!(parted.recv(), Ok(Ok(()))) {
-        drop(descriptor);
-    } else {
-        std::mem::forget(descriptor);
+    matches!(parted.recv(), Ok(Ok(()))).then_some(may_close)
+}
+
+/// Closes `descriptor`, however long that takes, while others go on. Where that can't be done, it stays open.
+fn close_elsewhere(descriptor: OwnedFd, low: Option<&LowNumbers>) {
+    let Some(low) = low else {
+        match start_closing(descriptor.as_raw_fd()) {
+            Some(_ends) => drop(descriptor),
+            None => std::mem::forget(descriptor),
+        }
+        return;
+    };
+    let mut slot = low.slot.lock().unwrap_or_else(PoisonError::into_inner);
+    if rustix::io::dup3(&descriptor, &mut slot, DupFlags::CLOEXEC).is_err() {
+        return std::mem::forget(descriptor);
     }
-    drop(closed_here);
+    let ends = start_closing(slot.as_raw_fd());
+    match ends {
+        Some(_) => drop(descriptor),
+        None => std::mem::forget(descriptor),
+    }
+    // Not the last one, either: the thread has one, or it stays open.
+    let _ = rustix::io::dup3(&low.held[0], &mut slot, DupFlags::CLOEXEC);
+    drop(ends);
 }
 
 #[cfg(test)]
@@ -199,7 +256,8 @@ mod tests {
         socket.listen().unwrap();
         let client = Socket::connect(&path).unwrap();
         std::fs::remove_file(path).unwrap();
-        (Listener { socket, refuses: false }, client)
+        let low = LowNumbers::take(&socket).map(Arc::new);
+        (Listener { socket, refuses: false, low }, client)
     }
 
     /// Whether there is a thread that closes something.
@@ -266,7 +324,7 @@ mod tests {
     #[test]
     fn where_the_kernel_refuses_descriptors_whoever_sends_them_is_told() {
         let path = std::env::temp_dir().join(format!("pagecrew-stranger-refuses-{}", std::process::id()));
-        let listener = Listener::new(Socket::bind(&path).unwrap()).unwrap();
+        let listener = Listener::new(Socket::bind(&path).unwrap(), LowNumbers::hold()).unwrap();
         let client = Socket::connect(&path).unwrap();
         std::fs::remove_file(path).unwrap();
         let (other, _) = Socket::pair().unwrap();

@@ -147,7 +147,7 @@ const LOCKED: &str = "files are kept locked by writes that never end";
 const ATTRIBUTES: &str = "attributes are written until there is no room for more";
 
 /// The trials: each uses up to its quota, tries to have more, and rests with whatever it has got hold of.
-const ATTACKS: [(&str, Attack); 25] = [
+const ATTACKS: [(&str, Attack); 26] = [
     ("a path descriptor is kept, and opened again when the file was released", path_descriptor),
     ("the mode is changed back all the time while the file is taken away", mode_changed_back),
     ("memory is reserved beyond the end", reserved_beyond_the_end),
@@ -170,6 +170,7 @@ const ATTACKS: [(&str, Attack); 25] = [
     ("files that wait are looked for", waiting_files),
     ("connections are made until there are no more, and nothing is read", connections),
     ("requests are sent whose answers are never read", unread_answers),
+    ("connections are left with answers that nobody reads", left_with_answers),
     ("descriptors are sent along with requests", descriptors_sent),
     ("descriptors are sent that take for ever to close", slow_descriptors_sent),
     ("paths are released that are no file of one's own", odd_paths),
@@ -293,8 +294,11 @@ fn what_is_kept_locked_does_not_use_up_the_limit_of_all() {
     let mut attacker = Attacker::start(&place, "made longer and kept locked");
     attacker.rested();
     wait_for(&client, "counted", |status| bytes_of(status, NOBODY) > READY + 2 * QUOTA);
-    let other = client.take(&request(QUOTA, Until::Closed)).unwrap();
-    assert_eq!(code(client.take(&request(READY + QUOTA, Until::Closed))), Code::Limit);
+    // Also what was not ready can be had by whoever was promised it.
+    let other = client.take(&request(READY + QUOTA / 2, Until::Closed)).unwrap();
+    assert!(other.ready < READY + QUOTA / 2);
+    touch(&other.file, READY + QUOTA / 2);
+    assert_eq!(code(client.take(&request(QUOTA + QUOTA / 2, Until::Closed))), Code::Limit);
     attacker.end();
     drop(other);
     drop(client);
@@ -617,21 +621,31 @@ fn leases_and_locks(_: &Path, client: &Client) {
     rest();
 }
 
-/// Fills the room that the file system has for names and attributes.
+/// Fills the room that the file system has for names and attributes, and what there is more of it each time.
 fn attributes(_: &Path, client: &Client) {
+    // The kernel has bounds for neither: the test has.
+    const MOST: usize = 6000;
     let taken = take(client, 2 * MIB);
-    for number in 0..2000 {
-        let written = rustix::fs::fsetxattr(
-            &taken.file,
-            format!("user.{number}"),
-            &[7; 60 << 10],
-            rustix::fs::XattrFlags::empty(),
-        );
-        if written.is_err() {
-            break;
-        }
-    }
-    rest();
+    let write = |number: usize| {
+        let name = format!("user.{number}");
+        rustix::fs::fsetxattr(&taken.file, name, &[7; 60 << 10], rustix::fs::XattrFlags::empty())
+    };
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut number = 0;
+            while number < MOST && !over.load(Ordering::Relaxed) {
+                match write(number) {
+                    Ok(()) => number += 1,
+                    Err(rustix::io::Errno::NOSPC) => {}
+                    // A kernel without them, or the file is no longer his.
+                    Err(_) => break,
+                }
+            }
+        });
+        rest();
+        over.store(true, Ordering::Relaxed);
+    });
 }
 
 /// The address of a page that whoever reads it waits for, until this process ends. An ordinary user has such a page by a file system in user
@@ -737,6 +751,48 @@ fn unread_answers(directory: &Path, _: &Client) {
     rest();
 }
 
+/// What nobody reads is memory of the server's.
+fn left_with_answers(directory: &Path, _: &Client) {
+    let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
+    // SAFETY: takes a valid place.
+    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+    let connect = || Socket::connect(&directory.join("socket"));
+    // Each asks, and says that it has no more to ask, and so is ended by the server.
+    let left: Vec<Socket> = std::iter::repeat_with(|| {
+        let socket = connect().unwrap();
+        let asked = socket.send(b"status", None).is_ok();
+        rustix::net::shutdown(&socket, rustix::net::Shutdown::Write).unwrap();
+        asked.then_some(socket)
+    })
+    .take(2000)
+    .flatten()
+    .collect();
+    let answered = |socket: &Socket| {
+        let mut room = vec![0; 65536];
+        let len = socket.receive(&mut room).map_or(0, |packet| packet.len);
+        String::from_utf8_lossy(&room[..len]).contains("\"version\"")
+    };
+    let ask = || {
+        let socket = connect().unwrap();
+        socket.send(b"status", None).is_ok() && answered(&socket)
+    };
+    let deadline = Instant::now() + 20 * late();
+    while ask() {
+        assert!(Instant::now() < deadline, "{} have something to read, and more are answered", left.len());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let count = left.iter().filter(|socket| answered(socket)).count();
+    assert!(count < 1200, "{count} were answered");
+    // All is read, which is seen a moment later.
+    drop(left);
+    let deadline = Instant::now() + late();
+    while !ask() {
+        assert!(Instant::now() < deadline, "nobody is answered any more");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    rest();
+}
+
 fn descriptors_sent(directory: &Path, client: &Client) {
     let connect = || Socket::connect(&directory.join("socket")).unwrap();
     // Whoever sends one is told that nobody takes it (6.16), or is not heard any more.
@@ -810,20 +866,24 @@ fn odd_paths(directory: &Path, client: &Client) {
     rest();
 }
 
-/// What is done to a file of 4 MiB between two servers.
+/// Writes to each page of a file that nobody makes shorter.
+fn touch(file: &File, len: usize) {
+    let mapped = Mapped::new(file, 0, len).unwrap();
+    let start = mapped.range().start;
+    // SAFETY: mapped until this function returns.
+    (0..len).step_by(4096).for_each(|offset| unsafe { ((start + offset) as *mut u8).write(1) });
+}
+
 /// Makes a file longer, keeps it locked before it is put back, and uses all of it.
 fn longer_and_locked(client: &Client) {
-    // More than the pool may give, and less than its mount has room for.
-    const LEN: usize = 80 * MIB;
+    // Several times what the pool may give.
+    const LEN: usize = 256 * MIB;
     for _ in 0..5 {
         let taken = take(client, 4 * MIB);
         taken.file.set_len(LEN as u64).unwrap();
         keep_locked(&taken.file);
         if taken.file.metadata().unwrap().len() == LEN as u64 {
-            let mapped = Mapped::new(&taken.file, 0, LEN).unwrap();
-            let start = mapped.range().start;
-            // SAFETY: mapped, and nobody shortens the file while it is locked.
-            (0..LEN).step_by(4096).for_each(|offset| unsafe { ((start + offset) as *mut u8).write(1) });
+            touch(&taken.file, LEN);
             return rest();
         }
     }
@@ -848,6 +908,7 @@ fn take_and_give_back(client: &Client) {
     });
 }
 
+/// What is done to a file of 4 MiB between two servers.
 fn while_nobody_serves(attack: &str, directory: &Path, client: &Client) {
     if attack == "take what is left" {
         let taken = client.take(&request(QUOTA / 2, Until::Unused));
