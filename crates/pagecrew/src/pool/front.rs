@@ -5,7 +5,7 @@
 //! one request at a time; the next one is read when the first is answered. So whoever crashes, floods, or does not read holds up nobody but
 //! himself, and what a connection costs is one descriptor, and what its client has not read.
 //!
-//! **How many.** A user has [`OF_USER`] connections, all users together leave [`ROOT_ROOM`] to root, and one that has nothing and asks nothing for
+//! **How many.** A user has so many connections, and all users together leave some to root (`capacity`); one that has nothing and asks nothing for
 //! [`IDLE`] is ended. One that was ended counts for as long as its client has something to read: that is memory of this process's control group.
 
 use super::protocol::{Answer, Code, REQUEST_MOST};
@@ -35,6 +35,8 @@ const WORKERS: usize = 4;
 const STACK: usize = 256 << 10;
 /// Whoever has not read so many bytes of answers gets no more.
 const UNREAD_MOST: usize = 32 << 10;
+/// From one look at which answers were read to the next one, at least.
+const READ: Duration = Duration::from_millis(50);
 /// So many who were sent away may leave that unread.
 const SENT_AWAY_MOST: usize = 64;
 /// Connections that are taken in before others are looked at.
@@ -103,7 +105,7 @@ impl Unread {
 
     /// Takes those out that have been read, where that was not looked for a moment ago.
     fn take_read(&mut self, now_ns: u64) -> Vec<Arc<Connection>> {
-        if now_ns.saturating_sub(self.looked_ns) < NO_ROOM.as_nanos() as u64 {
+        if now_ns.saturating_sub(self.looked_ns) < READ.as_nanos() as u64 {
             return Vec::new();
         }
         self.looked_ns = now_ns;

@@ -134,7 +134,7 @@ impl Shared {
             // Of a mount that was made with a smaller limit, that one counts: it can't be changed.
             MemoryFs::Hugetlbfs => {
                 let free = store::reserved_pages().map_or(0, |pages| (pages.free * HUGE_PAGE_SIZE) as u64);
-                self.mount_facts().map_or(free, |facts| free.min(facts.f_bfree.saturating_mul(facts.f_frsize)))
+                free.min(self.room())
             }
             MemoryFs::Tmpfs => {
                 let machine = procfs::memory_info()
