@@ -35,6 +35,10 @@ const FIGURES_NS: u64 = 1_000_000_000;
 const SLICE_NS: u64 = 5_000_000;
 /// A thread that is at one process for so long is left behind; so many of them at most.
 const LONG_NS: u64 = 2_000_000_000;
+/// In the first of a rush's processes it may be there for longer. A task that `memory.high` puts to sleep sleeps in its page fault, with a lock of
+/// its memory, for two seconds at most; if khugepaged wants that memory meanwhile, it waits for the second sleep as well, and whoever else
+/// reads it waits for khugepaged.
+const LONG_OF_HELD_NS: u64 = 5_000_000_000;
 const BEHIND_MOST: usize = 32;
 /// Where no other thread can be had, it is tried again after so long.
 const AGAIN_NS: u64 = 10_000_000_000;
@@ -83,6 +87,8 @@ pub struct Worker {
     board: Board,
     /// Those that are not over.
     rushes: BTreeSet<u64>,
+    /// The one that goes on, and since when.
+    rushing: Option<(u64, u64)>,
     /// Its last report of an interval.
     last: Option<Box<Report>>,
     earlier: Earlier,
@@ -115,7 +121,7 @@ impl Worker {
         let (earlier, in_the_way) = (Earlier::nothing(), Arc::default());
         let line = Line::start(&job, &board, earlier, &in_the_way, true)?;
         let (rushes, behind) = (BTreeSet::new(), Vec::new());
-        Ok(Worker { line, job, board, rushes, last: None, earlier, in_the_way, behind, again_ns: 0 })
+        Ok(Worker { line, job, board, rushes, rushing: None, last: None, earlier, in_the_way, behind, again_ns: 0 })
     }
 
     /// Ready when there is something to hear.
@@ -126,7 +132,13 @@ impl Worker {
     /// When to hear it even if that is not ready.
     pub fn next_look_ns(&self) -> Option<u64> {
         let at = self.line.shared.whereabouts.at().filter(|_| self.behind.len() < BEHIND_MOST);
-        at.map(|(_, since_ns)| (since_ns + LONG_NS).max(self.again_ns))
+        at.map(|(_, since_ns)| self.leaves_ns(since_ns))
+    }
+
+    /// When the thread is left behind that has been at one process since then.
+    fn leaves_ns(&self, since_ns: u64) -> u64 {
+        let of_held = self.rushing.map_or(0, |(_, begin_ns)| begin_ns + LONG_OF_HELD_NS);
+        (since_ns + LONG_NS).max(of_held).max(self.again_ns)
     }
 
     /// What it has said since the last time. If it is in somebody's hands for too long, another one takes its place.
@@ -135,7 +147,10 @@ impl Worker {
         let mut said: Vec<Said> = self.line.said.try_iter().collect();
         for one in &said {
             match one {
-                Said::Rushed { ticket, .. } => drop(self.rushes.remove(ticket)),
+                Said::Rushing { ticket } if self.rushing.is_none_or(|(of, _)| of != *ticket) => {
+                    self.rushing = Some((*ticket, now_ns()));
+                }
+                Said::Rushed { ticket, .. } => self.over(*ticket),
                 Said::Interval(report) => self.last = Some(report.clone()),
                 _ => {}
             }
@@ -150,7 +165,7 @@ impl Worker {
         });
         drop(in_the_way);
         if let Some((id, since_ns)) = self.line.shared.whereabouts.at()
-            && now_ns() >= (since_ns + LONG_NS).max(self.again_ns)
+            && now_ns() >= self.leaves_ns(since_ns)
             && self.behind.len() < BEHIND_MOST
         {
             said.extend(self.leave_behind(id));
@@ -177,6 +192,7 @@ impl Worker {
                 let _ = left.commands.send(Command::Wake);
                 self.behind.push((id, left.shared));
                 self.earlier = earlier;
+                self.rushing = None;
                 let what = "its memory is locked (it may wait for a disk or a server itself), and the others are searched without it";
                 let over = |ticket| Said::Rushed { ticket, rushed: Rushed::default() };
                 let mut said = vec![Said::Trouble(format!("{name}: {what}"))];
@@ -206,8 +222,13 @@ impl Worker {
 
     /// Nobody waits for that rush any more, and nothing is said of it.
     pub fn calm_down(&mut self, ticket: u64) {
-        self.rushes.remove(&ticket);
+        self.over(ticket);
         self.tell(Command::CalmDown { ticket });
+    }
+
+    fn over(&mut self, ticket: u64) {
+        self.rushes.remove(&ticket);
+        self.rushing = self.rushing.filter(|(of, _)| *of != ticket);
     }
 
     /// From now on, this is the job.
