@@ -1,6 +1,6 @@
 //! Processes that have kept a thread waiting for too long: their memory was locked. They are left alone while the thread waits, and for a pause
-//! that doubles each time, since each costs others two seconds, or five where its group is held. A user who has several of them has all of his left alone, so that nobody keeps
-//! others' from being trimmed by having many.
+//! that doubles each time, since each costs others two seconds, or five where its group is held. A user who has several of them has all of his
+//! left alone, so that nobody keeps others' from being trimmed by having many.
 
 use super::select::About;
 use pagecrew::pool::Subordinates;
