@@ -34,14 +34,13 @@ models-and-guests:
 	cat $(TARGET)/loom/output; \
 	exit $$status
 
-# What `test` needs, at the same time: the end of each of the three is one crate, which leaves the other CPUs idle.
+# What `test` needs, in two rows of about the same length: the end of each build is one crate, which leaves the other CPUs idle.
 .PHONY: built
 built:
-	@$(CARGO) build --workspace --release & release=$$!; \
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom $(CARGO) test --package pagecrew --profile checked --lib --no-run & models=$$!; \
+	@( $(CARGO) build --workspace --release && \
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom $(CARGO) test --package pagecrew --profile checked --lib --no-run ) & others=$$!; \
 	$(CARGO) build --workspace --profile checked && $(CARGO) test --workspace --profile checked --no-run; status=$$?; \
-	wait $$release || status=$$?; \
-	wait $$models || status=$$?; \
+	wait $$others || status=$$?; \
 	exit $$status
 
 .PHONY: test-guests
@@ -66,10 +65,16 @@ bench: setup build ## Every benchmark but reclaim, side by side with what a user
 	$(RELEASE)/pagecrew bench
 
 .PHONY: check
-check: ## Format, lints and documentation, with warnings as errors
+check: check-rust check-scripts ## Format, lints and documentation, with warnings as errors
+
+.PHONY: check-rust
+check-rust:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+
+.PHONY: check-scripts
+check-scripts:
 	@if command -v shellcheck >/dev/null; then \
 		shellcheck --external-sources scripts/*.sh scripts/guests/init scripts/guests/*.sh tests/guest/*.sh .ci/run; \
 	else \

@@ -108,12 +108,13 @@ scaled() {
     echo $(($1 / ${patience:-1}))
 }
 
-# The tests: names, limits in seconds, commands, and whether they take long.
-names=() limits=() commands=() lengths=()
-long=no
+# The tests: names, limits in seconds, commands, whether they take long, and whether another of these may run beside them: where nothing depends on
+# the time that something takes, and no setting of the machine is changed.
+names=() limits=() commands=() lengths=() besides=()
+long=no beside=no
 # add NAME SECONDS COMMAND...
 add() {
-    names+=("$1") limits+=("$2") lengths+=("$long")
+    names+=("$1") limits+=("$2") lengths+=("$long") besides+=("$beside")
     shift 2
     commands+=("$(printf '%q ' "$@")")
 }
@@ -210,9 +211,12 @@ put_back
 
 # A copy of everything that runs, so that an ordinary user can read it and a build meanwhile changes nothing.
 scratch=$(mktemp -d)
-current=
+# The tests that run, by the process that runs each.
+declare -A running=() begins=()
 cleanup() {
-    if [ -n "$current" ] && kill -TERM "$current" 2>/dev/null; then wait "$current" || true; fi
+    local process
+    for process in "${!running[@]}"; do kill -TERM "$process" 2>/dev/null || true; done
+    for process in "${!running[@]}"; do wait "$process" || true; done
     put_back
     rm -rf "$scratch"
 }
@@ -229,25 +233,40 @@ while IFS= read -r variable; do unset "$variable"; done < <(compgen -e PAGECREW_
 unset LD_PRELOAD
 
 passed=0 failed=0 skipped=0 failures=()
-for index in "${!names[@]}"; do
-    name=${names[index]}
-    if ! selected "$name" "${lengths[index]}"; then continue; fi
-    export work=$scratch/work
-    mkdir -m 1777 "$work"
-    export PAGECREW_STATS_DIR=$work/stats
-    output=$scratch/output
-    begin=${EPOCHREALTIME/[^0-9]/}
-    status=0
-    # In a process group of its own, which `timeout` ends as a whole.
-    limit=$((limits[index] * ${patience:-1}))
-    timeout -k 10 "$limit" bash scripts/test-real.sh --one "${commands[index]}" >"$output" 2>&1 </dev/null &
-    current=$!
-    wait "$current" || status=$?
+# Whether the one that runs is to run alone.
+alone=no
+
+# begin INDEX: starts a test, in a process group of its own, which `timeout` ends as a whole.
+begin() {
+    local place=$scratch/$1 process
+    mkdir -m 755 "$place"
+    mkdir -m 1777 "$place/work"
+    work=$place/work PAGECREW_STATS_DIR=$place/work/stats timeout -k 10 "$((limits[$1] * ${patience:-1}))" \
+        bash scripts/test-real.sh --one "${commands[$1]}" >"$place/output" 2>&1 </dev/null &
+    process=$!
+    running[$process]=$1
+    begins[$process]=${EPOCHREALTIME/[^0-9]/}
+}
+
+# Waits until one of those that run has ended, and says how.
+end_one() {
+    local process='' index name status=0 output took seconds reason
+    wait -n -p process "${!running[@]}" || status=$?
+    if [ -z "$process" ]; then
+        # Some versions of bash don't tell of one that had ended before.
+        for process in "${!running[@]}"; do
+            if ! kill -0 "$process" 2>/dev/null; then break; fi
+        done
+        status=0
+        wait "$process" || status=$?
+    fi
+    index=${running[$process]}
+    unset "running[$process]"
+    name=${names[index]} output=$scratch/$index/output
     # What the test has left behind, if anything, goes too.
-    kill -KILL -- "-$current" 2>/dev/null || true
-    current=
-    put_back
-    took=$(((${EPOCHREALTIME/[^0-9]/} - begin) / 100000))
+    kill -KILL -- "-$process" 2>/dev/null || true
+    if [ "${#running[@]}" -eq 0 ]; then put_back; fi
+    took=$(((${EPOCHREALTIME/[^0-9]/} - begins[$process]) / 100000))
     seconds="$((took / 10)).$((took % 10)) s"
     case $status in
     0)
@@ -261,14 +280,26 @@ for index in "${!names[@]}"; do
     *)
         failed=$((failed + 1))
         reason="status $status"
-        if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then reason="not done after $limit s"; fi
+        if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then reason="not done after $((limits[index] * ${patience:-1})) s"; fi
         printf '%-32s FAILED   %8s  %s\n' "$name" "$seconds" "$reason"
         tail -n 40 "$output" | sed 's/^/    /'
         failures+=("$name")
         ;;
     esac
-    rm -rf "$work"
+    rm -rf "${scratch:?}/$index"
+}
+
+# Two at a time where that is no matter, and on a machine that does not pretend to be one.
+for index in "${!names[@]}"; do
+    if ! selected "${names[index]}" "${lengths[index]}"; then continue; fi
+    room=0
+    if [ "${besides[index]}" = yes ] && [ "$alone" = no ] && [ -z "${guest:-}" ]; then room=1; fi
+    while [ "${#running[@]}" -gt "$room" ]; do end_one; done
+    alone=no
+    if [ "${besides[index]}" = no ]; then alone=yes; fi
+    begin "$index"
 done
+while [ "${#running[@]}" -gt 0 ]; do end_one; done
 if [ "$failed" -gt 0 ]; then echo "failed: ${failures[*]}"; fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

@@ -97,6 +97,7 @@ no_proc() {
         env EXPECT_PAGECREW=1 "LD_PRELOAD=$library" "$programs/storm" "$(scaled 100000)" || fail "status $?"
 }
 
+beside=yes
 for size in 64 128 300 512 1024 2048; do
     add "limits/address-space/$size" 60 mib_limited -v "$size" use $((size * 6 / 10))
 done
@@ -124,6 +125,7 @@ add limits/few-descriptors 60 few_descriptors
 add limits/lowest-descriptor 60 unlimited lowest-descriptor
 add limits/no-mapping-left 60 unlimited no-mapping-left
 add limits/too-much 60 unlimited too-much
+beside=no
 add limits/no-processes 60 no_processes
 add limits/strict-overcommit 120 strict_overcommit
 add limits/no-proc 60 no_proc

@@ -147,6 +147,7 @@ assert all(memory[at] == 1 for at in range(length - kept, length, MIB))
 ' || fail "status $?"
 }
 
+beside=yes
 add java/g1 120 java_heap -XX:+UseG1GC -Xcheck:jni
 add java/parallel 120 java_heap -XX:+UseParallelGC -Xmx256m
 add java/serial 120 java_heap -XX:+UseSerialGC -Xmx256m
@@ -155,6 +156,7 @@ add python-suite/mmap 120 python_suite test_mmap
 add python-suite/buffers 240 python_suite test_memoryview test_array test_bytes test_zlib
 add node/buffers 120 node_buffers
 add node/compacting 120 node_buffers --stress-compaction --gc-interval=500
+beside=no
 add mappings/trimmed 60 mapping_trimmed
 add mappings/at-rest 60 mapping_at_rest
 

@@ -151,6 +151,7 @@ control() {
     without_pagecrew "$programs/$program" "$@"
 }
 
+beside=yes
 for malloc in glibc jemalloc mimalloc tcmalloc; do
     add "family/$malloc" 60 program_over "$malloc" family
     if [ "$malloc" = glibc ]; then operations=1000000; else operations=200000; fi
@@ -165,11 +166,14 @@ for malloc in glibc jemalloc mimalloc tcmalloc; do
     done
     add "dlopen/$malloc" 60 with_plugin "$malloc"
     if [ "$malloc" != glibc ]; then long=yes; fi
+    beside=no
     add "exit/$malloc" 120 program_over "$malloc" exit
+    beside=yes
     add "signals/$malloc" 120 program_over "$malloc" signals
     add "advice/$malloc" 60 program_over "$malloc" advice
     long=no
 done
+beside=no
 for program in family exit signals advice; do
     add "$program/nobody" 120 program_as_nobody "$program"
 done
@@ -179,12 +183,14 @@ add stragglers 60 program_over glibc stragglers 10
 add stragglers/nobody 60 program_as_nobody stragglers 10
 add storm/nobody 60 program_as_nobody storm "$(scaled 100000)"
 add forks/nobody 60 program_as_nobody forks quiet
+beside=yes
 add moves 120 program_over glibc moves
 add moves/nobody 120 program_as_nobody moves
 for seed in 1 2; do
     add "mappings/$seed" 120 mappings "$seed" 300
 done
 add mappings/storm 120 program_over glibc mappings storm
+beside=no
 for setting in always never; do
     add "huge-pages/$setting" 120 huge_pages_are "$setting"
 done

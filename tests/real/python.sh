@@ -41,9 +41,11 @@ same_output() {
     tail -n 1 "$work/with"
 }
 
+beside=yes
 add numpy/others 120 numpy_tests _core.tests.test_mem_overlap lib.tests.test_io _core.tests.test_shape_base _core.tests.test_numeric
 add pandas 90 same_output pandas frames.py
 add multiprocessing 90 same_output numpy processes.py
+beside=no
 long=yes
 add numpy/multiarray 240 numpy_tests _core.tests.test_multiarray
 add numpy/all-core 1500 numpy_tests _core lib fft linalg ma

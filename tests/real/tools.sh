@@ -82,10 +82,12 @@ stress() {
         fail "status $?"
 }
 
+beside=yes
 add compiler 120 compiler
 add sqlite 60 sqlite
 add xz 90 compressor xz -T0 -1 -c
 add zstd 60 compressor zstd -T0 -12 -c -q
+beside=no
 add stress-ng 40 stress 10s
 long=yes
 add stress-ng/long 150 stress 120s

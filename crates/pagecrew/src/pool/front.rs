@@ -11,6 +11,7 @@
 use super::protocol::{Answer, Code, REQUEST_MOST};
 use super::server::{Reply, Shared};
 use super::turns::Turns;
+use super::unread::Unread;
 use crate::sys::seqpacket::Peer;
 use crate::sys::stranger::{Listener, Stranger};
 use crate::sys::{Errno, clock};
@@ -35,8 +36,6 @@ const WORKERS: usize = 4;
 const STACK: usize = 256 << 10;
 /// Whoever has not read so many bytes of answers gets no more.
 const UNREAD_MOST: usize = 32 << 10;
-/// From one look at which answers were read to the next one, at least.
-const READ: Duration = Duration::from_millis(50);
 /// So many who were sent away may leave that unread.
 const SENT_AWAY_MOST: usize = 64;
 /// Connections that are taken in before others are looked at.
@@ -59,6 +58,11 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// Whether all that it was told has been read.
+    fn is_read(&self) -> bool {
+        self.socket.unread() == 0
+    }
+
     /// Those of these groups that the peer is in. It may be in 65,536, so nobody remembers them.
     pub fn is_in(&self, mut groups: Vec<u32>) -> Vec<u32> {
         if !groups.is_empty() {
@@ -76,50 +80,10 @@ struct Common {
     wake: OwnedFd,
     connections: Mutex<HashMap<u64, Arc<Connection>>>,
     /// Those that have ended, with answers that were not read.
-    unread: Mutex<Unread>,
+    unread: Mutex<Unread<Arc<Connection>>>,
     turns: Mutex<Queue>,
     /// There is a turn, or there will be none any more.
     turn: Condvar,
-}
-
-/// Connections that have ended, with answers that were not read, by account.
-#[derive(Default)]
-struct Unread {
-    of: HashMap<u32, Vec<Arc<Connection>>>,
-    /// When it was last looked which of them have been read.
-    looked_ns: u64,
-}
-
-impl Unread {
-    fn len(&self) -> usize {
-        self.of.values().map(Vec::len).sum()
-    }
-
-    fn of(&self, account: u32) -> usize {
-        self.of.get(&account).map_or(0, Vec::len)
-    }
-
-    fn push(&mut self, connection: Arc<Connection>) {
-        self.of.entry(connection.account).or_default().push(connection);
-    }
-
-    /// Takes those out that have been read, where that was not looked for a moment ago.
-    fn take_read(&mut self, now_ns: u64) -> Vec<Arc<Connection>> {
-        if now_ns.saturating_sub(self.looked_ns) < READ.as_nanos() as u64 {
-            return Vec::new();
-        }
-        self.looked_ns = now_ns;
-        let is_read = |connection: &mut Arc<Connection>| connection.socket.unread() == 0;
-        let read = self.of.values_mut().flat_map(|all| all.extract_if(.., is_read)).collect();
-        self.of.retain(|_, all| !all.is_empty());
-        read
-    }
-
-    /// Takes those of the account out that has most.
-    fn take_most(&mut self) -> Vec<Arc<Connection>> {
-        let most = self.of.iter().max_by_key(|(_, all)| all.len()).map(|(&account, _)| account);
-        most.and_then(|account| self.of.remove(&account)).unwrap_or_default()
-    }
 }
 
 struct Queue {
@@ -215,7 +179,7 @@ impl Common {
             let nobody = lock(&self.connections).is_empty() && lock(&self.unread).len() == 0;
             if now >= next_sweep_ns && !nobody {
                 self.end_idle(now);
-                let gone = lock(&self.unread).take_read(now);
+                let gone = lock(&self.unread).take_read(now, |one| one.is_read());
                 drop(gone);
                 next_sweep_ns = now + SWEEP.as_nanos() as u64;
             }
@@ -288,12 +252,12 @@ impl Common {
         let mut unread = lock(&self.unread);
         let capacity = &self.shared.capacity;
         let own =
-            |unread: &Unread| connections.values().filter(|one| one.account == account).count() + unread.of(account);
-        let takes_in = |unread: &Unread| capacity.takes_in(account, connections.len() + unread.len(), own(unread));
+            |unread: &Unread<_>| connections.values().filter(|one| one.account == account).count() + unread.of(account);
+        let takes_in = |unread: &Unread<_>| capacity.takes_in(account, connections.len() + unread.len(), own(unread));
         let mut has_room = takes_in(&unread);
         let mut gone = Vec::new();
         if !has_room {
-            gone = unread.take_read(clock::now_ns());
+            gone = unread.take_read(clock::now_ns(), |one| one.is_read());
             has_room = takes_in(&unread);
         }
         // What others leave unread is no reason to refuse somebody who has few himself.
@@ -320,9 +284,9 @@ impl Common {
 
     /// A connection has ended, but not what its client has to read.
     fn keep_unread(&self, connection: Arc<Connection>) {
-        if connection.socket.unread() > 0 {
+        if !connection.is_read() {
             connection.socket.end();
-            lock(&self.unread).push(connection);
+            lock(&self.unread).push(connection.account, connection);
         }
     }
 

@@ -41,6 +41,7 @@ pub mod stock;
 mod store;
 pub mod support;
 mod turns;
+mod unread;
 #[cfg(test)]
 mod world;
 
