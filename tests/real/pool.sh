@@ -361,7 +361,7 @@ add pool/pressure 600 pool_pressure
 add pool/example 60 pool_example
 add pool/metrics 120 pool_metrics 0
 add pool/kills 180 pool_kills tmpfs 40
-add pool/shares 300 pool_shares 3 100
+add pool/shares 400 pool_shares 3 100
 add pool/idle 120 pool_idle
 long=yes
 add pool/metrics/socket 120 pool_metrics "/run/pagecrew-test-$$.metrics"
