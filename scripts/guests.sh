@@ -2,10 +2,12 @@
 # The machines that users have, one after the other under QEMU: boots each with Debian's own kernel and programs, and runs the tests
 # that make sense there. KVM is used where there is any, and emulation otherwise, so nothing here says how fast something is.
 #
-# Usage: guests.sh [--short | --table | --list] [--no-build] [MACHINE [TEST ... | -- COMMAND]]
+# Usage: guests.sh [--short] [--get | --no-build] [MACHINE [TEST ... | -- COMMAND]]
+#        guests.sh --table | --list
 #   MACHINE   only this one; TEST ... only these of its tests, by the names or their beginnings as in test-real.sh
 #   COMMAND   a line for the shell in the guest, instead of tests: to look at something there by hand
 #   --short   the machines and tests of `make test`, below five minutes
+#   --get     downloads and unpacks what the machines need, and boots none
 #   --no-build  with what was built for guests before
 #   --table   makes docs/platforms.md of the last whole run of every machine, here or as docs/platforms.json keeps it, and boots none
 #   --list    prints the machines
@@ -30,7 +32,7 @@ usage() {
     exit 2
 }
 
-short=no table=no build=yes wanted=() command=''
+short=no table=no get=no build=yes wanted=() command=''
 while [ "$#" -gt 0 ]; do
     argument=$1
     shift
@@ -40,6 +42,7 @@ while [ "$#" -gt 0 ]; do
         break
         ;;
     --short) short=yes ;;
+    --get) get=yes ;;
     --no-build) build=no ;;
     --table) table=yes ;;
     --list)
@@ -98,19 +101,21 @@ boot() {
         log=$results/$name.short.log
     elif [ "$#" -gt 0 ]; then
         log=$results/$name.again.log
-    elif [ -z "$command" ]; then
+    elif [ -z "$command" ] && [ "$get" = no ]; then
         rm -f "$log" "$results/$name.again.log"
     fi
     # What a machine is; see machines.sh.
     local about='' left='' architecture=x86_64 release=trixie-amd64 kernel_package=linux-image-cloud-amd64 cpus=2 sockets=1 memory=4G append='' userland=whole
     local swap=no limit=7200 patience=10 options=() tests=() short_tests=()
     "machine_${name//-/_}"
+    kernel "kernel-$release-$kernel_package" "$release" "$kernel_package"
+    programs
+    if [ "$get" = yes ]; then return; fi
     if [ "$short" = yes ]; then
         tests=("${short_tests[@]}") limit=1200
         rm -f "$log"
     fi
     if [ "$#" -gt 0 ]; then tests=("$@"); fi
-    kernel "kernel-$release-$kernel_package" "$release" "$kernel_package"
     initramfs "$name" "${tests[@]}"
     local accelerate=(-accel "tcg,thread=multi")
     if [ "$architecture" = x86_64 ]; then
@@ -178,5 +183,6 @@ passed=0 failed=0 skipped=0
 for name in "${chosen[@]}"; do
     boot "$name" "${wanted[@]:1}"
 done
+if [ "$get" = yes ]; then exit; fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

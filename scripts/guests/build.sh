@@ -37,6 +37,15 @@ userland() {
 bare_packages=(base-files base-passwd bash busybox-static coreutils dash diffutils findutils grep libc-bin libgcc-s1 mawk mount procps sed util-linux)
 whole_packages=("${bare_packages[@]}" e2fsprogs gcc libc6-dev numactl python3 strace)
 
+# The programs of the machine.
+programs() {
+    if [ "$userland" = whole ]; then
+        userland "userland-$release" "$release" "${whole_packages[@]}"
+    else
+        userland "userland-$release-bare" "$release" "${bare_packages[@]}"
+    fi
+}
+
 # The product, the test binaries (in guest-tests, by name) and the C programs (in tests) for the architecture, below the directory.
 product() {
     local architecture=$1 directory=$2 file
@@ -143,11 +152,6 @@ built=()
 initramfs() {
     local name=$1 stage=$results/$1.stage inside module
     shift
-    if [ "$userland" = whole ]; then
-        userland "userland-$release" "$release" "${whole_packages[@]}"
-    else
-        userland "userland-$release-bare" "$release" "${bare_packages[@]}"
-    fi
     if [ "$build" = yes ] && [[ " ${built[*]-} " != *" $architecture "* ]]; then
         product "$architecture" "$target/guest-$architecture"
         built+=("$architecture")
