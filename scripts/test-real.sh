@@ -114,10 +114,14 @@ names=() limits=() commands=() lengths=() besides=()
 long=no beside=no
 # add NAME SECONDS COMMAND...
 add() {
+    local command
     names+=("$1") limits+=("$2") lengths+=("$long") besides+=("$beside")
     shift 2
-    commands+=("$(printf '%q ' "$@")")
+    # Without a process: there are hundreds, and each costs an emulated machine much.
+    printf -v command '%q ' "$@"
+    commands+=("$command")
 }
+if [ "${1:-}" = --one ]; then add() { :; }; fi
 
 parts=("$root"/tests/real/*.sh)
 if [ -n "${guest:-}" ]; then parts+=("$root"/tests/guest/*.sh); fi

@@ -156,9 +156,9 @@ add python-suite/mmap 120 python_suite test_mmap
 add python-suite/buffers 240 python_suite test_memoryview test_array test_bytes test_zlib
 add node/buffers 120 node_buffers
 add node/compacting 120 node_buffers --stress-compaction --gc-interval=500
-beside=no
 add mappings/trimmed 60 mapping_trimmed
 add mappings/at-rest 60 mapping_at_rest
+beside=no
 
 long=yes
 # Strings and bytes of gigabytes.

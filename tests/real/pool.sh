@@ -349,18 +349,20 @@ pool_pressure() {
     stop_server
 }
 
+beside=yes
 add pool/guest 600 pool_guest
-add pool/qemu 300 pool_qemu_huge tmpfs
-add pool/qemu/hugetlbfs 300 with_huge_pages 160 pool_qemu_huge hugetlbfs
-add pool/heap 300 pool_heap tmpfs
-add pool/heap/hugetlbfs 300 with_huge_pages 200 pool_heap hugetlbfs
-add pool/promised/hugetlbfs 60 with_huge_pages 64 pool_promised
-add pool/filling 600 pool_filling
-add pool/tenants 600 pool_tenants tmpfs "$(scaled 1000)" 16
-add pool/pressure 600 pool_pressure
-add pool/example 60 pool_example
 add pool/metrics 120 pool_metrics 0
 add pool/kills 180 pool_kills tmpfs 40
+add pool/qemu 300 pool_qemu_huge tmpfs
+add pool/heap 300 pool_heap tmpfs
+add pool/filling 600 pool_filling
+add pool/tenants 600 pool_tenants tmpfs "$(scaled 1000)" 16
+add pool/example 60 pool_example
+beside=no
+add pool/qemu/hugetlbfs 300 with_huge_pages 160 pool_qemu_huge hugetlbfs
+add pool/heap/hugetlbfs 300 with_huge_pages 200 pool_heap hugetlbfs
+add pool/promised/hugetlbfs 60 with_huge_pages 64 pool_promised
+add pool/pressure 600 pool_pressure
 add pool/shares 400 pool_shares 3 100
 add pool/idle 120 pool_idle
 long=yes

@@ -166,24 +166,17 @@ for malloc in glibc jemalloc mimalloc tcmalloc; do
     done
     add "dlopen/$malloc" 60 with_plugin "$malloc"
     if [ "$malloc" != glibc ]; then long=yes; fi
-    beside=no
-    add "exit/$malloc" 120 program_over "$malloc" exit
-    beside=yes
     add "signals/$malloc" 120 program_over "$malloc" signals
     add "advice/$malloc" 60 program_over "$malloc" advice
     long=no
 done
-beside=no
-for program in family exit signals advice; do
+for program in family signals advice; do
     add "$program/nobody" 120 program_as_nobody "$program"
 done
-add ends 60 program_over glibc ends
-add ends/nobody 60 program_as_nobody ends
 add stragglers 60 program_over glibc stragglers 10
 add stragglers/nobody 60 program_as_nobody stragglers 10
 add storm/nobody 60 program_as_nobody storm "$(scaled 100000)"
 add forks/nobody 60 program_as_nobody forks quiet
-beside=yes
 add moves 120 program_over glibc moves
 add moves/nobody 120 program_as_nobody moves
 for seed in 1 2; do
@@ -191,6 +184,14 @@ for seed in 1 2; do
 done
 add mappings/storm 120 program_over glibc mappings storm
 beside=no
+for malloc in glibc jemalloc mimalloc tcmalloc; do
+    if [ "$malloc" != glibc ]; then long=yes; fi
+    add "exit/$malloc" 120 program_over "$malloc" exit
+    long=no
+done
+add exit/nobody 120 program_as_nobody exit
+add ends 60 program_over glibc ends
+add ends/nobody 60 program_as_nobody ends
 for setting in always never; do
     add "huge-pages/$setting" 120 huge_pages_are "$setting"
 done

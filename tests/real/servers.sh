@@ -1,4 +1,4 @@
-# shellcheck shell=bash disable=SC2154
+# shellcheck shell=bash disable=SC2154,SC2034
 # Redis: what it holds, saves and reads again is the same with and without Pagecrew. Sourced by scripts/test-real.sh.
 
 redis() {
@@ -12,4 +12,6 @@ redis() {
 }
 
 # The child that saves must not copy what its parent retains; the server must go on while the limit of the address space is far.
+beside=yes
 add redis 120 redis glibc
+beside=no

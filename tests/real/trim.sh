@@ -466,9 +466,11 @@ trim_hold_unsettled() {
     echo "ended after $took ms"
 }
 
+beside=yes
 add trim/redis 120 trim_redis
 add trim/numpy 120 trim_numpy
 add trim/under-run 120 trim_under_run
+beside=no
 add trim/hold 200 trim_hold
 add trim/hold/cache 300 trim_hold_cache
 add trim/hold/killed 60 trim_hold_killed
