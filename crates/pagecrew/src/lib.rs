@@ -44,7 +44,7 @@ pub mod reclaim;
 #[cfg(not(loom))]
 pub mod metrics;
 
-// Threads and system calls are not modelled by loom; the bookkeeping of spans and of areas is.
+// Threads and system calls are not modelled by loom; the bookkeeping of spans and of areas is, and who waits for what.
 #[cfg(loom)]
 #[allow(missing_docs)]
 pub mod region {
@@ -61,4 +61,10 @@ pub mod region {
 pub mod frame {
     mod area;
     mod tree;
+}
+#[cfg(loom)]
+#[allow(missing_docs)]
+pub mod pool {
+    mod duties;
+    mod turns;
 }

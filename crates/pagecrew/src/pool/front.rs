@@ -1,16 +1,16 @@
 //! The front of a server: who is connected, whose request is next, and the threads that do what is asked.
 //!
-//! One thread waits for all connections at once. A request is put into its user's turn (`turns`), and one of a few workers does it and
-//! answers; where its user may hold it up, it is answered when an errand is done (`errands`), and no worker waits for that. A connection has
+//! One of a few threads waits for all connections at once, the others do what is asked and answer, and whose turn that is changes (`duties`). Each
+//! user has his turn (`turns`); where one may hold up what he asks for, it is answered when an errand is done (`errands`), and no thread waits for that. A connection has
 //! one request at a time; the next one is read when the first is answered. So whoever crashes, floods, or does not read holds up nobody but
 //! himself, and what a connection costs is one descriptor, and what its client has not read.
 //!
 //! **How many.** A user has so many connections, and all users together leave some to root (`capacity`); one that has nothing and asks nothing for
 //! [`IDLE`] is ended. One that was ended counts for as long as its client has something to read: that is memory of this process's control group.
 
+use super::duties::{Duties, Duty};
 use super::protocol::{Answer, Code, REQUEST_MOST};
-use super::server::{Reply, Shared};
-use super::turns::Turns;
+use super::server::{Done, Reply, Shared};
 use super::unread::Unread;
 use crate::sys::seqpacket::Peer;
 use crate::sys::stranger::{Listener, Stranger};
@@ -20,7 +20,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -30,9 +30,9 @@ const IDLE: Duration = Duration::from_secs(60);
 const SWEEP: Duration = Duration::from_secs(5);
 /// So long nobody is taken in after there was no descriptor or no memory for one more.
 const NO_ROOM: Duration = Duration::from_millis(50);
-/// Threads that do what is asked: all of it is done in microseconds, but for making a file.
-const WORKERS: usize = 4;
-/// What a worker needs of a stack.
+/// One that waits, and those that do what is asked: all of it is done in microseconds, but for making a file.
+const THREADS: usize = 5;
+/// What one of them needs of a stack.
 const STACK: usize = 256 << 10;
 /// Whoever has not read so many bytes of answers gets no more.
 const UNREAD_MOST: usize = 32 << 10;
@@ -73,7 +73,7 @@ impl Connection {
     }
 }
 
-/// What loop and workers share.
+/// What the threads share.
 struct Common {
     shared: Arc<Shared>,
     poll: OwnedFd,
@@ -81,14 +81,16 @@ struct Common {
     connections: Mutex<HashMap<u64, Arc<Connection>>>,
     /// Those that have ended, with answers that were not read.
     unread: Mutex<Unread<Arc<Connection>>>,
-    turns: Mutex<Queue>,
-    /// There is a turn, or there will be none any more.
-    turn: Condvar,
+    duties: Duties<Box<Watch>, Arc<Connection>>,
 }
 
-struct Queue {
-    turns: Turns<Arc<Connection>>,
-    over: bool,
+/// What whoever waits for connections knows. One thread has it at a time.
+struct Watch {
+    listener: Listener,
+    next_number: u64,
+    next_sweep_ns: u64,
+    /// When somebody is taken in again; 0 where that is now.
+    no_room_ns: u64,
 }
 
 /// The threads of a server's front.
@@ -112,38 +114,29 @@ impl Front {
         listener.do_not_wait()?;
         epoll::add(&poll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&poll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
-        let queue = Queue { turns: Turns::new(), over: false };
+        let watch = Watch { listener, next_number: 0, next_sweep_ns: 0, no_room_ns: 0 };
         let common = Arc::new(Common {
             shared,
             poll,
             wake,
             connections: Mutex::new(HashMap::new()),
             unread: Mutex::default(),
-            turns: Mutex::new(queue),
-            turn: Condvar::new(),
+            duties: Duties::new(Box::new(watch)),
         });
         let mut front = Front { common: common.clone(), threads: Vec::new() };
         let bell = Arc::downgrade(&common);
         let ring = move || {
             if let Some(common) = bell.upgrade() {
-                // Whoever is about to wait has not looked yet, or waits.
-                drop(lock(&common.turns));
-                common.turn.notify_one();
+                common.duties.errand_is_done();
             }
         };
         common.shared.errands.on_done(Some(Box::new(ring)));
-        for _ in 0..WORKERS {
+        for _ in 0..THREADS {
             let common = common.clone();
-            front.spawn("pool-worker", move || common.work())?;
+            let builder = std::thread::Builder::new().name("pool-worker".into()).stack_size(STACK);
+            front.threads.push(builder.spawn(move || common.work())?);
         }
-        front.spawn("pool-front", move || common.wait(&listener))?;
         Ok(front)
-    }
-
-    fn spawn(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
-        let builder = std::thread::Builder::new().name(name.into()).stack_size(STACK);
-        self.threads.push(builder.spawn(body)?);
-        Ok(())
     }
 }
 
@@ -152,10 +145,11 @@ impl Drop for Front {
     /// the others' stays.
     fn drop(&mut self) {
         let common = &self.common;
-        lock(&common.turns).over = true;
-        common.turn.notify_all();
+        common.duties.end();
         let _ = rustix::io::write(&common.wake, &1u64.to_ne_bytes());
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
+        // Nobody connects any more.
+        drop(common.duties.take_watch());
         common.shared.errands.on_done(None);
         for reply in common.shared.settle() {
             let _ = common.send(reply);
@@ -170,65 +164,67 @@ impl Drop for Front {
 }
 
 impl Common {
-    /// The life of the thread that waits.
-    fn wait(&self, listener: &Listener) {
+    /// Waits until somebody asks for something, or until it is over. Returns who does, the first one first, with whose account it is.
+    fn wait(&self, watch: &mut Watch) -> Vec<(u32, Arc<Connection>)> {
         let mut events = Vec::with_capacity(AT_ONCE);
-        let (mut next_number, mut next_sweep_ns, mut no_room_ns) = (0, 0, 0);
         loop {
             let now = clock::now_ns();
             let nobody = lock(&self.connections).is_empty() && lock(&self.unread).len() == 0;
-            if now >= next_sweep_ns && !nobody {
+            if now >= watch.next_sweep_ns && !nobody {
                 self.end_idle(now);
                 let gone = lock(&self.unread).take_read(now, |one| one.is_read());
                 drop(gone);
-                next_sweep_ns = now + SWEEP.as_nanos() as u64;
+                watch.next_sweep_ns = now + SWEEP.as_nanos() as u64;
             }
             // With nobody there, nothing happens before somebody comes.
-            let mut due = if nobody { u64::MAX } else { next_sweep_ns };
-            if no_room_ns > 0 && now >= no_room_ns {
-                no_room_ns = 0;
-                let _ = epoll::modify(&self.poll, listener, EventData::new_u64(LISTENER), EventFlags::IN);
-            } else if no_room_ns > 0 {
-                due = due.min(no_room_ns);
+            let mut due = if nobody { u64::MAX } else { watch.next_sweep_ns };
+            if watch.no_room_ns > 0 && now >= watch.no_room_ns {
+                watch.no_room_ns = 0;
+                let _ = epoll::modify(&self.poll, &watch.listener, EventData::new_u64(LISTENER), EventFlags::IN);
+            } else if watch.no_room_ns > 0 {
+                due = due.min(watch.no_room_ns);
             }
             let pause = clock::timespec(due.saturating_sub(now));
             events.clear();
             let timeout = (due != u64::MAX).then_some(&pause);
             // Interrupted is as good as late.
             let _ = epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), timeout);
-            for Event { data, .. } in events.drain(..) {
+            let mut asking = Vec::new();
+            while let Some(Event { data, .. }) = events.pop() {
                 match data.u64() {
-                    WAKE => return,
+                    WAKE => return Vec::new(),
                     LISTENER => {
-                        if !self.take_in(listener, &mut next_number) {
-                            let _ =
-                                epoll::modify(&self.poll, listener, EventData::new_u64(LISTENER), EventFlags::empty());
-                            no_room_ns = clock::now_ns() + NO_ROOM.as_nanos() as u64;
+                        if !self.take_in(watch) {
+                            let none = EventFlags::empty();
+                            let _ = epoll::modify(&self.poll, &watch.listener, EventData::new_u64(LISTENER), none);
+                            watch.no_room_ns = clock::now_ns() + NO_ROOM.as_nanos() as u64;
                         }
                     }
                     number => {
                         let connection = lock(&self.connections).get(&number).cloned();
-                        if let Some(connection) = connection {
-                            lock(&self.turns).turns.push(connection.account, connection);
-                            self.turn.notify_one();
-                        }
+                        asking.extend(connection.map(|connection| (connection.account, connection)));
                     }
                 }
+            }
+            if !asking.is_empty() {
+                // The first one to ask was the last one to be looked at.
+                asking.reverse();
+                return asking;
             }
         }
     }
 
     /// Takes in some of those who want to connect. Returns whether there was room for them.
-    fn take_in(&self, listener: &Listener, next_number: &mut u64) -> bool {
+    fn take_in(&self, watch: &mut Watch) -> bool {
         for _ in 0..AT_ONCE {
-            let socket = match listener.accept() {
+            let socket = match watch.listener.accept() {
                 Ok(socket) => socket,
                 Err(Errno(libc::EAGAIN)) => return true,
                 Err(_) => return false,
             };
             let Ok(peer) = socket.peer() else { continue };
-            let number = *next_number;
-            *next_number += 1;
+            let number = watch.next_number;
+            watch.next_number += 1;
             let heard_ns = AtomicU64::new(clock::now_ns());
             let account = self.shared.broker().state.settings.quotas.subordinates.account_of(peer.user);
             let connection = Arc::new(Connection { number, socket, peer, account, heard_ns });
@@ -300,36 +296,35 @@ impl Common {
         idle.iter().filter(|connection| !self.shared.holds(connection.number)).for_each(|one| one.socket.end());
     }
 
-    /// The life of a worker.
+    /// The life of a thread.
     fn work(&self) {
         let mut room = vec![0; REQUEST_MOST];
-        loop {
-            let (done, connection) = {
-                let mut queue = lock(&self.turns);
-                loop {
-                    if queue.over {
-                        return;
-                    }
-                    // One of the two: nobody's request waits for what is to be done about another's file.
-                    if let Some(done) = self.shared.errands.next_done() {
-                        break (Some(done), None);
-                    }
-                    if let Some(connection) = queue.turns.pop() {
-                        break (None, Some(connection));
-                    }
-                    queue = self.turn.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        while let Some(duty) = self.duties.next(|| self.shared.errands.next_done()) {
+            let asking = match duty {
+                Duty::GoOn(done) => {
+                    self.go_on(done);
+                    continue;
                 }
+                Duty::Watch(mut watch) => {
+                    let asking = self.wait(&mut watch);
+                    self.duties.hand_over(watch, asking)
+                }
+                Duty::Turn(connection) => Some(connection),
             };
-            if let Some(reply) = done.and_then(|done| self.shared.go_on(done)) {
-                let client = reply.client.clone();
-                if !self.send(reply) {
-                    self.leave(&client);
-                }
-            }
-            if let Some(connection) = connection
+            if let Some(connection) = asking
                 && !self.answer(&connection, &mut room)
             {
                 self.leave(&connection);
+            }
+        }
+    }
+
+    /// Goes on with a request, and answers it if that was all.
+    fn go_on(&self, done: Done) {
+        if let Some(reply) = self.shared.go_on(done) {
+            let client = reply.client.clone();
+            if !self.send(reply) {
+                self.leave(&client);
             }
         }
     }
@@ -362,6 +357,8 @@ impl Common {
     fn send(&self, reply: Reply) -> bool {
         let Reply { client, answer, file } = reply;
         let sent = client.socket.send(answer.to_string().as_bytes(), file.as_ref().map(std::os::fd::AsFd::as_fd));
+        // Not before: it would take a CPU that the client can have.
+        self.shared.wake_keeper();
         drop(file);
         if sent.is_err() {
             // Nobody has heard of a file that was handed out with it.

@@ -6,7 +6,7 @@
 //! that client's, once: what was asked for and is not ready the client itself zeroes on the spot (`completion`). When nobody has it any
 //! more, its memory goes to the kernel, and only when the kernel has it, it is off the books, which are the files' names (`ledger`).
 //!
-//! **Who is served.** One thread waits for all clients (`front`), a few do what is asked, each user in turn (`turns`, `server`), and
+//! **Who is served.** Of a few threads one waits for all clients (`front`, `duties`), the others do what is asked, each user in turn (`turns`, `server`), and
 //! what users can hold up is done by threads that nobody else needs (`errands`); how much each user may have is in `quota`, and how many may
 //! come is in `capacity`; what is said, in `protocol`.
 //!
@@ -21,6 +21,7 @@ mod capacity;
 mod client;
 mod completion;
 pub mod demand;
+mod duties;
 mod errands;
 mod error;
 mod filler;

@@ -279,7 +279,6 @@ impl Shared {
         if matches!(answer, Answer::Error { .. }) {
             self.broker().state.counters.refused += 1;
         }
-        self.wake_keeper();
         Some(Reply { client: task.client?, answer, file })
     }
 
