@@ -14,9 +14,10 @@ const LOOKS: f64 = 0.25;
 /// They may take all of it if they are further apart than this: where looks are dear, everything is, and in version 2 a task may come from
 /// `memory.high` to where it is killed in four sleeps of up to two seconds each, while its memory has still to be searched.
 const REST_LONG: Duration = Duration::from_millis(500);
-/// What was not used for looks is there for later ones, up to what is had in this time: a group that was quiet is looked at as soon as it
-/// signals something, and a few times more.
+/// What was not used for looks is there for later ones, up to what is had in this time. For looks at what the kernel has signalled, such as that
+/// tasks are held, there is more of it: a program whose memory was given back may be at its limit again at once, many times in a row.
 const SAVED: Duration = Duration::from_millis(50);
+const SAVED_FOR_SIGNALS: Duration = Duration::from_millis(200);
 /// Longest time between two looks, whatever they cost.
 const REST_MOST: Duration = Duration::from_secs(2);
 /// Near the limit, exceed the budget only while a quarter of the time goes into splits; otherwise back off exponentially, until this
@@ -171,12 +172,16 @@ impl Relief {
     /// When to come back if nothing happens until then: for the next look, or because it [listens](Relief::listens) again.
     pub fn next_turn_ns(&self, now_ns: u64) -> u64 {
         let next = self.next_look_ns();
-        if self.listens(now_ns) { next } else { next.min(self.rest_ns) }
+        if self.listens(now_ns) { next } else { next.min(self.listens_ns()) }
+    }
+
+    fn listens_ns(&self) -> u64 {
+        (self.rest_ns + ns(SAVED)).saturating_sub(ns(SAVED_FOR_SIGNALS))
     }
 
     /// Whether it may be looked at already if the kernel says that something has happened.
     pub fn listens(&self, now_ns: u64) -> bool {
-        now_ns >= self.rest_ns
+        now_ns >= self.listens_ns()
     }
 
     /// It was looked at, which took `cpu_ns` of CPU time: it stands like this, and is `holding`, not let go.
@@ -389,19 +394,19 @@ mod tests {
     #[test]
     fn what_is_signalled_after_a_rest_is_heard_before_the_next_look() {
         let mut relief = Relief::new(0.01);
-        // A look of 200 us is paid for by a rest of 80 ms, of which 50 ms were saved before.
-        relief.looked(Standing::Quiet, true, 200_000, SECOND);
-        assert!(!relief.listens(SECOND) && relief.next_look_ns() == SECOND + 100 * MS);
-        assert_eq!(relief.next_turn_ns(SECOND), SECOND + 30 * MS);
-        assert!(relief.listens(SECOND + 30 * MS));
-        assert_eq!(relief.next_turn_ns(SECOND + 30 * MS), SECOND + 100 * MS);
+        // A look of 800 us is paid for by a rest of 320 ms, of which 50 ms were saved for any look, and 200 ms for those that are asked for.
+        relief.looked(Standing::Quiet, true, 800_000, SECOND);
+        assert!(!relief.listens(SECOND) && relief.next_look_ns() == SECOND + 270 * MS);
+        assert_eq!(relief.next_turn_ns(SECOND), SECOND + 120 * MS);
+        assert!(relief.listens(SECOND + 120 * MS));
+        assert_eq!(relief.next_turn_ns(SECOND + 120 * MS), SECOND + 270 * MS);
         // Cheap ones are heard at once, until what was saved is used up.
         let mut relief = Relief::new(0.01);
         let heard = (0..20).filter(|look| {
             let now = SECOND + look * MS;
             let listens = relief.listens(now);
             if listens {
-                relief.looked(Standing::Quiet, true, 25_000, now);
+                relief.looked(Standing::Quiet, true, 100_000, now);
             }
             listens
         });
