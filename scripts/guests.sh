@@ -75,7 +75,7 @@ if [ "$(uname -m)" != x86_64 ]; then cannot="this is no x86-64 machine"; fi
 if [ -z "$(mirror)" ]; then cannot="no mirror of Debian is configured"; fi
 if [ -n "$cannot" ]; then
     echo "guests.sh: no guest can be made here: $cannot" >&2
-    echo "0 passed, 0 failed, ${#chosen[@]} skipped"
+    if [ "$get" = no ]; then echo "0 passed, 0 failed, ${#chosen[@]} skipped"; fi
     [ "$short" = yes ]
     exit
 fi
