@@ -39,7 +39,7 @@ models-and-guests:
 built:
 	@( $(CARGO) build --workspace --release && \
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom $(CARGO) test --package pagecrew --profile checked --lib --no-run ) & others=$$!; \
-	$(CARGO) build --workspace --profile checked && $(CARGO) test --workspace --profile checked --no-run; status=$$?; \
+	$(CARGO) build --workspace --profile checked --lib --bins --tests; status=$$?; \
 	wait $$others || status=$$?; \
 	exit $$status
 

@@ -75,8 +75,9 @@ strict_overcommit() {
     change "$setting" 2 || skip "vm.overcommit_memory can't be set here"
     both_ways "$programs/limits" use 1000
     served "$programs/limits" use 1000
-    both_ways "$programs/family"
+    both_ways "$programs/family" &
     both_ways "$programs/storm" "$(scaled 100000)"
+    wait $! || exit
     # It was set while the program ran.
     change "$setting" "$before"
     (EXPECT_PAGECREW=1 "$pagecrew" run -- "$programs/storm" 200000) &

@@ -134,10 +134,11 @@ huge_pages_are() {
     local setting=/sys/kernel/mm/transparent_hugepage/enabled
     [ -e "$setting" ] || skip "no huge pages here"
     change "$setting" "$1" || skip "may not set $setting"
+    mappings 1 300 &
     with_pagecrew glibc "$programs/family"
     with_pagecrew glibc "$programs/storm" "$(scaled 100000)"
     with_pagecrew glibc "$programs/forks" quiet
-    mappings 1 300
+    wait $! || fail "mappings"
 }
 
 # Output to a file that the process ends in the middle of.

@@ -275,7 +275,7 @@ mod tests {
             command.env("PAGECREW_TEST_SETTING", file.path()).stdout(std::process::Stdio::null());
             let mut child = command.spawn().unwrap();
             while value(&file) == 10 {
-                std::thread::yield_now();
+                std::thread::sleep(std::time::Duration::from_micros(50));
             }
             std::thread::sleep(std::time::Duration::from_micros(round * 7919 % 3000));
             child.kill().unwrap();
@@ -283,7 +283,7 @@ mod tests {
             // Its guard has the lock until it has done its work.
             let next = loop {
                 match Factor::take_at(file.path(), &name) {
-                    Err(FactorError::Taken) => std::thread::yield_now(),
+                    Err(FactorError::Taken) => std::thread::sleep(std::time::Duration::from_micros(50)),
                     next => break next.unwrap(),
                 }
             };

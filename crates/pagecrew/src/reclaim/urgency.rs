@@ -187,7 +187,7 @@ mod tests {
             command.env("PAGECREW_TEST_THREAD", &number).stdout(Stdio::null());
             let mut process = command.spawn().unwrap();
             while nice(&children) == [0] {
-                std::thread::yield_now();
+                std::thread::sleep(std::time::Duration::from_micros(50));
             }
             std::thread::sleep(std::time::Duration::from_micros(round * 7919 % 3000));
             process.kill().unwrap();
@@ -195,7 +195,7 @@ mod tests {
             // Its guard has the lock until it has done its work.
             let next = loop {
                 match Urgency::take_as(numbers(&children), &name) {
-                    None => std::thread::yield_now(),
+                    None => std::thread::sleep(std::time::Duration::from_micros(50)),
                     Some(next) => break next,
                 }
             };
