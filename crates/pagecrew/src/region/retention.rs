@@ -410,7 +410,7 @@ impl Core {
 
     /// Sees to it that the watcher looks at what is retained, and starts zeroing where zeroes are in demand.
     pub fn wake(&self, crew: &RegionCrew, freed: usize) {
-        let zeroes = self.worth_zeroing(freed);
+        let zeroes = self.calls_for_zeroing(freed);
         // Room may come back: the limit is raised, others leave the group.
         let worth_watching = self.retained() >= UNWATCHED || self.cramped() || self.wants_look();
         if (zeroes || (worth_watching && self.retention.next_look.rests())) && !crew.watch() {

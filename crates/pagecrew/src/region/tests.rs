@@ -107,6 +107,24 @@ fn zeroing_in_the_background_is_not_repeated_by_the_caller() {
 }
 
 #[test]
+fn frees_that_call_the_watcher_in_vain_call_it_ever_less() {
+    let region = region(|_| {});
+    let core = region.core();
+    core.note_want(super::spans::Want::Zeroes, 64 * MIB, &[]);
+    let (begin, mut calls) = (Instant::now(), 0);
+    while begin.elapsed() < Duration::from_millis(100) {
+        if core.calls_for_zeroing(4 * MIB) {
+            calls += 1;
+            // Whoever frees has it back by now: there is nothing to set out.
+            core.zero_ahead(&region.crew, clock::now_ns());
+        }
+    }
+    assert!((1..=20).contains(&calls), "{calls} calls");
+    core.note_want(super::spans::Want::Zeroes, 64 * MIB, &[]);
+    assert!(core.calls_for_zeroing(4 * MIB) && !core.calls_for_zeroing(4 * MIB));
+}
+
+#[test]
 fn pages_of_a_sparse_table_stay_unbacked_when_it_is_reused() {
     let region = region(|options| options.huge_pages = false);
     let size = 512 * MIB;

@@ -3,13 +3,15 @@
 use super::core::{Core, Inner, RegionCrew, Zone, lock};
 use super::policy::ZeroDemand;
 use super::spans::{Grant, Piece, State, Want};
+use crate::control::Backoff;
 use crate::crew::ahead::{Ahead, Done};
 use crate::crew::zero::{self, Use};
 use crate::crew::{Employer, Operation, Task};
 use crate::sys::memory::Range;
 use crate::sys::{HUGE_PAGE_SIZE, PAGE_SIZE, clock, memory};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// What a helper zeroes ahead at a time.
 const ZERO_STEP: usize = 4 << 20;
@@ -22,6 +24,14 @@ pub(super) const ZERO_SOON: usize = 4 << 20;
 /// A free range at least this long is looked at for pages that were never touched before it is zeroed, unless such spans are used whole.
 const SCAN_LEAST: usize = 4 << 20;
 
+/// A free that calls the watcher, which then finds nothing to set out, is not followed by another call for so long, and longer each time: a program
+/// that frees a block and asks for it again, over and over, would call it each time.
+const VAIN_FIRST: Duration = Duration::from_micros(250);
+const VAIN_MOST: Duration = Duration::from_millis(8);
+
+/// No time.
+const NEVER: u64 = u64::MAX;
+
 /// In search of a piece to be zeroed ahead, so many huge pages are looked at for what of them is there: it is done with the zone locked.
 const LOOK_WINDOWS: usize = 16;
 
@@ -29,24 +39,37 @@ const LOOK_WINDOWS: usize = 16;
 pub(super) struct Zeroing {
     /// Zeroed bytes asked for since the watcher last set some out.
     wanted: AtomicUsize,
-    /// Whether more memory would be set out if there were any: zeroes were asked for since the watcher's last look, or it found too little for
-    /// them. Not where it may set out nothing: calling it would be in vain.
-    in_demand: AtomicBool,
+    /// From when on a free calls the watcher, since more memory would be set out if there were any: zeroes were asked for since the watcher's last
+    /// look, or it found too little for them. [`NEVER`] where it may set out nothing, and once it was called.
+    call_from_ns: AtomicU64,
     /// Bytes zeroed ahead that were used where zeroes were not needed, since then.
     wasted: AtomicUsize,
-    demand: Mutex<ZeroDemand>,
+    demand: Mutex<Demand>,
     pub ahead: Ahead,
     /// Whether memory can be taken from a helper that is zeroing it.
     revocable: AtomicBool,
+}
+
+/// What the watcher knows of it.
+struct Demand {
+    zeroes: ZeroDemand,
+    /// Of frees that call the watcher.
+    calls: Backoff,
+}
+
+impl Demand {
+    fn new() -> Demand {
+        Demand { zeroes: ZeroDemand::default(), calls: Backoff::new(VAIN_FIRST, VAIN_MOST) }
+    }
 }
 
 impl Zeroing {
     pub fn new() -> Zeroing {
         Zeroing {
             wanted: AtomicUsize::new(0),
-            in_demand: AtomicBool::new(false),
+            call_from_ns: AtomicU64::new(NEVER),
             wasted: AtomicUsize::new(0),
-            demand: Mutex::new(ZeroDemand::default()),
+            demand: Mutex::new(Demand::new()),
             ahead: Ahead::new(),
             revocable: AtomicBool::new(false),
         }
@@ -58,7 +81,7 @@ impl Zeroing {
     /// Called by the child's only thread.
     pub unsafe fn after_fork(&self) {
         // SAFETY: a thread of the parent may have held the lock; here nobody is inside or waiting, by the function's own contract.
-        unsafe { std::ptr::write((&raw const self.demand).cast_mut(), Mutex::new(ZeroDemand::default())) };
+        unsafe { std::ptr::write((&raw const self.demand).cast_mut(), Mutex::new(Demand::new())) };
         self.revocable.store(false, Ordering::Relaxed);
         self.ahead.reset();
     }
@@ -119,7 +142,7 @@ impl Core {
     pub fn note_want(&self, want: Want, usable: usize, pieces: &[Piece]) {
         if want == Want::Zeroes {
             self.zeroing.wanted.fetch_add(usable, Ordering::Relaxed);
-            self.zeroing.in_demand.store(true, Ordering::Relaxed);
+            self.zeroing.call_from_ns.store(0, Ordering::Relaxed);
             self.caches.set_zeroes_wanted(true);
             return;
         }
@@ -133,15 +156,15 @@ impl Core {
     /// Sets out dirty memory for helpers to zero, as much as is worth having. Called by the watcher.
     pub fn zero_ahead(&self, crew: &RegionCrew, now: u64) {
         // Before what is wanted is read: who asks after that says so again.
-        self.zeroing.in_demand.store(false, Ordering::Relaxed);
+        let call_from_ns = self.zeroing.call_from_ns.swap(NEVER, Ordering::Relaxed);
         let wanted = self.zeroing.wanted.swap(0, Ordering::Relaxed);
         let wasted = self.zeroing.wasted.swap(0, Ordering::Relaxed);
         let mut demand = lock(&self.zeroing.demand);
         if wanted > 0 {
-            demand.note(wanted, now);
+            demand.zeroes.note(wanted, now);
         }
-        demand.wasted(wasted);
-        let goal = demand.goal(now);
+        demand.zeroes.wasted(wasted);
+        let goal = demand.zeroes.goal(now);
         drop(demand);
         if goal == 0 {
             self.caches.set_zeroes_wanted(false);
@@ -181,7 +204,21 @@ impl Core {
             self.publish(zone, &mut inner);
         }
         if missing > 0 {
-            self.zeroing.in_demand.store(true, Ordering::Relaxed);
+            let calls = &mut lock(&self.zeroing.demand).calls;
+            let next = match (set_out, call_from_ns) {
+                (true, _) => {
+                    calls.worth_it();
+                    0
+                }
+                // It was called.
+                (false, NEVER) => {
+                    calls.in_vain(Duration::ZERO, now);
+                    calls.until_ns()
+                }
+                // It has looked by itself.
+                (false, from_ns) => from_ns,
+            };
+            self.zeroing.call_from_ns.fetch_min(next, Ordering::Relaxed);
         }
         if set_out {
             crew.call(0, Operation::Zero);
@@ -229,9 +266,16 @@ impl Core {
         (whole, clock::now_ns() - begin)
     }
 
-    /// Whether zeroing some of `freed` bytes ahead may be worth a look of the watcher.
-    pub fn worth_zeroing(&self, freed: usize) -> bool {
-        self.options.zero && freed >= ZERO_STEP && self.zeroing.in_demand.load(Ordering::Relaxed)
+    /// Whether zeroing some of `freed` bytes ahead is worth a call of the watcher, which is left to the caller: of several, one is told so.
+    pub fn calls_for_zeroing(&self, freed: usize) -> bool {
+        if !self.options.zero || freed < ZERO_STEP {
+            return false;
+        }
+        let call = &self.zeroing.call_from_ns;
+        let from_ns = call.load(Ordering::Relaxed);
+        from_ns != NEVER
+            && clock::now_ns() >= from_ns
+            && call.compare_exchange(from_ns, NEVER, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// A helper's part: zeroes a piece that was set out. Returns whether there was one.
