@@ -23,7 +23,7 @@ test: setup built ## Every test that takes no longer than a few minutes
 	@if [ -e scripts/test-real.sh ]; then bash scripts/test-real.sh; fi
 	@$(MAKE) --no-print-directory models-and-guests
 
-# Models of all interleavings take a CPU and nothing else, and a guest takes little more than another.
+# Models of all interleavings take a CPU and nothing else, and have what the guests leave of it.
 .PHONY: models-and-guests
 models-and-guests:
 	@mkdir -p $(TARGET)/loom; \

@@ -6,7 +6,7 @@
 #        guests.sh --table | --list
 #   MACHINE   only this one; TEST ... only these of its tests, by the names or their beginnings as in test-real.sh
 #   COMMAND   a line for the shell in the guest, instead of tests: to look at something there by hand
-#   --short   the machines and tests of `make test`, below five minutes
+#   --short   the machines and tests of `make test`, at once, below five minutes
 #   --get     downloads and unpacks what the machines need, and boots none
 #   --no-build  with what was built for guests before
 #   --table   makes docs/platforms.md of the last whole run of every machine, here or as docs/platforms.json keeps it, and boots none
