@@ -2,8 +2,8 @@
 //!
 //! One of a few threads waits for all connections at once, the others do what is asked and answer, and which one waits changes (`duties`). Each
 //! user has his turn (`turns`); where one may hold up what he asks for, it is answered when an errand is done (`errands`), and no thread waits
-//! for that. A connection has one request at a time; the next one is read when the first is answered. So whoever crashes, floods, or does not read holds up nobody but
-//! himself, and what a connection costs is one descriptor, and what its client has not read.
+//! for that. A connection has one request at a time; the next one is read when the first is answered. So whoever crashes, floods, or does not
+//! read holds up nobody but himself, and what a connection costs is one descriptor, and what its client has not read.
 //!
 //! **How many.** A user has so many connections, and all users together leave some to root (`capacity`); one that has nothing and asks nothing for
 //! [`IDLE`] is ended. One that was ended counts for as long as its client has something to read: that is memory of this process's control group.

@@ -210,12 +210,12 @@ impl Core {
                     calls.worth_it();
                     0
                 }
-                // It was called.
+                // It was called, or there was enough before.
                 (false, NEVER) => {
                     calls.in_vain(Duration::ZERO, now);
                     calls.until_ns()
                 }
-                // It has looked by itself.
+                // It has looked by itself; who frees calls as before.
                 (false, from_ns) => from_ns,
             };
             self.zeroing.call_from_ns.fetch_min(next, Ordering::Relaxed);
