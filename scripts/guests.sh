@@ -154,7 +154,6 @@ boot() {
         if [ "$attempt" = 2 ] || ! grep -q '^qemu-system-.* Assertion ' "$console"; then break; fi
         echo "$name: QEMU itself was aborted; once more" >&2
     done
-    rm -f "$results/$name.disk" "$results/$name.swap" "$results/$name.initramfs"
     if [ -n "$command" ]; then
         cat "$console"
         return
@@ -179,29 +178,36 @@ boot() {
 
 unpacked qemu trixie-amd64 busybox-static qemu-system-x86 qemu-system-arm
 mkdir -p "$results"
+at_once=no
 if [ "$short" = yes ] && [ "$get" = no ] && [ "${#chosen[@]}" -gt 1 ] && [ "$(nproc)" -ge 2 ]; then
-    # At once: what these are asked has time enough, and for most of it one CPU each. What they need is got and built before.
+    # What these are asked has time enough, and for most of it one CPU each. What they need is got and built before.
     get=yes
     for name in "${chosen[@]}"; do boot "$name"; done
     get=no
     if [ "$build" = yes ]; then product x86_64 "$target/guest-x86_64"; fi
     build=no
-    # Each in a process group of its own, which ends as a whole with this shell.
-    booting=()
-    trap 'kill -TERM -- "${booting[@]/#/-}" 2>/dev/null || true' EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM HUP
-    set -m
-    for name in "${chosen[@]}"; do
-        boot "$name" "${wanted[@]:1}" &
-        booting+=("$!")
-    done
-    set +m
-    wait
-    trap - EXIT
-else
-    for name in "${chosen[@]}"; do boot "$name" "${wanted[@]:1}"; done
+    at_once=yes
 fi
+# Each in a process group of its own, which ends as a whole with this shell, and so does what it boots from.
+booting=()
+end_all() {
+    kill -TERM -- "${booting[@]/#/-}" 2>/dev/null || true
+    for name in "${chosen[@]}"; do rm -f "$results/$name.disk" "$results/$name.swap" "$results/$name.initramfs"; done
+}
+trap end_all EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+set -m
+for name in "${chosen[@]}"; do
+    boot "$name" "${wanted[@]:1}" &
+    booting+=("$!")
+    if [ "$at_once" = no ]; then
+        wait "$!"
+        booting=()
+    fi
+done
+set +m
+wait
 if [ "$get" = yes ] || [ -n "$command" ]; then exit; fi
 passed=0 failed=0 skipped=0
 for name in "${chosen[@]}"; do
