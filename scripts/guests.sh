@@ -188,7 +188,7 @@ if [ "$short" = yes ] && [ "$get" = no ] && [ "${#chosen[@]}" -gt 1 ] && [ "$(np
     build=no
     at_once=yes
 fi
-# Each in a process group of its own, which ends as a whole with this shell, and so does what it boots from.
+# Each in a process group of its own, which ends as a whole with this shell. What they boot from goes when they have ended.
 booting=()
 end_all() {
     kill -TERM -- "${booting[@]/#/-}" 2>/dev/null || true
@@ -204,10 +204,12 @@ for name in "${chosen[@]}"; do
     if [ "$at_once" = no ]; then
         wait "$!"
         booting=()
+        end_all
     fi
 done
 set +m
 wait
+booting=()
 if [ "$get" = yes ] || [ -n "$command" ]; then exit; fi
 passed=0 failed=0 skipped=0
 for name in "${chosen[@]}"; do
