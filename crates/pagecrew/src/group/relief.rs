@@ -26,8 +26,9 @@ const WORTHWHILE: u64 = 4;
 const ATTEMPTS: f64 = 0.5;
 const NEAR_FIRST: Duration = Duration::from_millis(10);
 const NEAR_MOST: Duration = Duration::from_secs(1);
-/// The same of a held group, whose tasks go on meanwhile with what was found: a little each time is not worth searching all the time.
-const LITTLE_FIRST: Duration = Duration::from_millis(20);
+/// The same of a held group, whose tasks go on meanwhile with what was found: a little each time is not worth searching all the time. They use
+/// that up within milliseconds and then sleep, so the first pauses are short.
+const LITTLE_FIRST: Duration = Duration::from_millis(5);
 const LITTLE_MOST: Duration = Duration::from_secs(1);
 /// How often a held group is searched in vain before it is let go, and how long between: something may be at its pages for a moment.
 const IN_VAIN: usize = 3;
@@ -487,6 +488,15 @@ mod tests {
         run.pass(100 * SECOND, 5_000, |_| Standing::Held);
         assert!((80..=100).contains(&run.rushes), "{} rushes", run.rushes);
         assert_eq!((run.let_go.len(), run.given_up, run.holding), (0, 0, true));
+    }
+
+    #[test]
+    fn tasks_sleep_for_milliseconds_where_the_last_rush_brought_little() {
+        let brings = Rushed { gone_bytes: 1 << 20, cpu_ns: 4 * MS, split_ns: MS / 2 };
+        let mut run = Run::new(4 * MS, brings);
+        // Rushes of 4 ms, and between them 5, 10, 20 and 40 ms.
+        run.pass(94 * MS, 5_000, |_| Standing::Held);
+        assert_eq!((run.rushes, run.holding), (5, true));
     }
 
     #[test]
