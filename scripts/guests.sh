@@ -14,7 +14,7 @@
 #
 # One line a test, as test-real.sh prints them, behind the name of the machine. The output of a machine's last whole run is in
 # target/guests/NAME.log, that of single tests that ran again since in NAME.again.log, and that of --short in NAME.short.log.
-# Status 1 if a test failed or a machine hung.
+# Status 1 if a test failed or a machine hung; with COMMAND, its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 checkout=$PWD
@@ -28,8 +28,7 @@ results=$target/guests
 . scripts/guests/machines.sh
 
 usage() {
-    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" >&2
-    exit 2
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
 }
 
 short=no table=no get=no build=yes wanted=() command=''
@@ -49,7 +48,14 @@ while [ "$#" -gt 0 ]; do
         printf '%s\n' "${machines[@]}"
         exit 0
         ;;
-    -*) usage ;;
+    -h | --help)
+        usage
+        exit
+        ;;
+    -*)
+        usage >&2
+        exit 2
+        ;;
     *) wanted+=("$argument") ;;
     esac
 done
@@ -97,7 +103,7 @@ plain() {
 boot() {
     local name=$1 log=$results/$1.log console=$results/$1.console status=0 line counts p f s
     shift
-    rm -f "$results/$name.counts"
+    rm -f "$results/$name.counts" "$results/$name.status"
     if [ "$short" = yes ]; then
         log=$results/$name.short.log
     elif [ "$#" -gt 0 ]; then
@@ -146,7 +152,11 @@ boot() {
             -kernel "$cache/kernel-$release-$kernel_package/vmlinuz" -initrd "$results/$name.initramfs" \
             -append "$append quiet loglevel=3 panic=-1 oops=panic" </dev/null 2>&1 | plain | tee "$console" |
             while IFS= read -r line; do
-                case $command$line in
+                if [ -n "$command" ]; then
+                    printf '%s\n' "$line"
+                    continue
+                fi
+                case $line in
                 guest:* | *' ok       '* | *' FAILED   '* | *' skipped  '* | '    '*) printf '%-12s %s\n' "$name" "$line" ;;
                 esac
             done || status=$?
@@ -155,7 +165,7 @@ boot() {
         echo "$name: QEMU itself was aborted; once more" >&2
     done
     if [ -n "$command" ]; then
-        cat "$console"
+        sed -n 's/^guest: over with status //p' "$console" | tail -n 1 >"$results/$name.status"
         return
     fi
     {
@@ -210,7 +220,15 @@ done
 set +m
 wait
 booting=()
-if [ "$get" = yes ] || [ -n "$command" ]; then exit; fi
+if [ "$get" = yes ]; then exit; fi
+if [ -n "$command" ]; then
+    for name in "${chosen[@]}"; do
+        # Without a status, the machine did not come to its end.
+        read -r status <"$results/$name.status" || status=1
+        if [ "$status" -ne 0 ]; then exit "$status"; fi
+    done
+    exit
+fi
 passed=0 failed=0 skipped=0
 for name in "${chosen[@]}"; do
     # Without counts, whatever ended it was not its tests.
