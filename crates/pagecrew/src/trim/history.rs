@@ -56,8 +56,9 @@ fn rest(first: Duration, growth: u32, times: u8, most: Duration) -> u32 {
 }
 
 impl History {
-    /// Whether the huge page at `address`, which was found at `now_ns`, may be looked at.
-    pub fn due(&mut self, address: usize, now_ns: u64) -> bool {
+    /// Whether the huge page at `address`, which was found at `now_ns`, may be looked at. In an `emergency` no page rests, nor does one that was
+    /// split and is found huge again only now.
+    pub fn due(&mut self, address: usize, now_ns: u64, emergency: bool) -> bool {
         let now = seconds(now_ns);
         let Some(note) = self.notes.get_mut(&address) else { return true };
         note.seen = now;
@@ -66,6 +67,9 @@ impl History {
             note.until = now.saturating_add(rest(REST_BACK, 4, note.times, REST_BACK_MOST));
             note.times = note.times.saturating_add(1);
             note.last = Outcome::Left;
+        }
+        if emergency {
+            note.until = now;
         }
         note.until <= now
     }
@@ -88,13 +92,6 @@ impl History {
         self.notes.insert(address, Note { last: outcome, times, until, seen: now });
     }
 
-    /// Everything may be looked at again, as if it had rested.
-    pub fn wake_all(&mut self) {
-        for note in self.notes.values_mut() {
-            note.until = 0;
-        }
-    }
-
     /// Forgets what has not been huge for long.
     pub fn prune(&mut self, now_ns: u64) {
         let oldest = seconds(now_ns).saturating_sub(FORGET.as_secs() as u32);
@@ -114,7 +111,7 @@ mod tests {
         let mut history = History::default();
         let mut looks = Vec::new();
         for second in 0..during {
-            if history.due(PAGE, second * SECOND) {
+            if history.due(PAGE, second * SECOND, false) {
                 looks.push(second);
                 history.note(PAGE, outcome, second * SECOND);
             }
@@ -144,7 +141,7 @@ mod tests {
         history.note(PAGE + (2 << 20), Outcome::Used, 0);
         history.prune(FORGET.as_nanos() as u64);
         assert_eq!(history.notes.len(), 2);
-        history.due(PAGE + (2 << 20), FORGET.as_nanos() as u64);
+        history.due(PAGE + (2 << 20), FORGET.as_nanos() as u64, false);
         history.prune(FORGET.as_nanos() as u64 + SECOND);
         assert_eq!(history.notes.len(), 1);
     }
@@ -153,16 +150,31 @@ mod tests {
     fn notes_are_bounded() {
         let mut history = History::default();
         (0..NOTES_MOST + 10).for_each(|page| history.note(page << 21, Outcome::Used, 0));
-        assert!(history.notes.len() == NOTES_MOST && history.due((NOTES_MOST + 1) << 21, 0));
-        assert!(!history.due(0, 0));
+        assert!(history.notes.len() == NOTES_MOST && history.due((NOTES_MOST + 1) << 21, 0, false));
+        assert!(!history.due(0, 0, false));
     }
 
     #[test]
     fn an_emergency_ends_every_rest() {
+        for outcome in [Outcome::Used, Outcome::Left, Outcome::Split] {
+            let mut history = History::default();
+            history.note(PAGE, outcome, 0);
+            assert!(history.due(PAGE, SECOND, true), "{outcome:?}");
+            // Until it was looked at.
+            assert!(history.due(PAGE, 2 * SECOND, false), "{outcome:?}");
+            history.note(PAGE, Outcome::Left, 2 * SECOND);
+            assert!(!history.due(PAGE, 3 * SECOND, false), "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn what_came_back_in_an_emergency_rests_for_longer_afterwards() {
         let mut history = History::default();
-        history.note(PAGE, Outcome::Used, 0);
-        assert!(!history.due(PAGE, SECOND));
-        history.wake_all();
-        assert!(history.due(PAGE, SECOND));
+        history.note(PAGE, Outcome::Split, 0);
+        assert!(history.due(PAGE, SECOND, true));
+        history.note(PAGE, Outcome::Split, SECOND);
+        // It came back once before: 240 s instead of 60.
+        assert!(!history.due(PAGE, 2 * SECOND, false));
+        assert!(!history.due(PAGE, 241 * SECOND, false) && history.due(PAGE, 242 * SECOND, false));
     }
 }

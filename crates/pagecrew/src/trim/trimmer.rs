@@ -80,6 +80,8 @@ pub struct Trimmer<T> {
     /// What the process itself wants left alone.
     own_exclusions: Vec<Exclusion>,
     history: History,
+    /// At the next search, no page rests.
+    emergency: bool,
     /// Huge pages to look at, in no order.
     due: Vec<usize>,
     tally: Tally,
@@ -104,6 +106,7 @@ impl<T: Target> Trimmer<T> {
             options,
             own_exclusions: Vec::new(),
             history: History::default(),
+            emergency: false,
             due: Vec::new(),
             tally: Tally::default(),
             random: Random::new(seed),
@@ -150,7 +153,7 @@ impl<T: Target> Trimmer<T> {
 
     /// Everything may be looked at again at the next scan, whatever came of it before.
     pub fn wake_all(&mut self) {
-        self.history.wake_all();
+        self.emergency = true;
     }
 
     /// Searches the process for huge pages. Returns how many are due.
@@ -196,7 +199,7 @@ impl<T: Target> Trimmer<T> {
                     let range = Range { start: page, len: HUGE_PAGE_SIZE };
                     if excluded || exclusions().any(|exclusion| exclusion.touches(range)) {
                         left.excluded += 1;
-                    } else if history.due(page, now_ns) {
+                    } else if history.due(page, now_ns, self.emergency) {
                         if due.len() < DUE_MOST {
                             due.push(page);
                         }
@@ -207,6 +210,7 @@ impl<T: Target> Trimmer<T> {
             })?;
         }
         self.history.prune(now_ns);
+        self.emergency = false;
         self.tally.huge_pages = huge_pages;
         self.tally.left = left;
         // So that the first few say something about all.
