@@ -452,6 +452,22 @@ fn in_an_emergency_the_budget_waits_and_is_paid_afterwards() {
 }
 
 #[test]
+fn a_rush_takes_what_was_split_before_and_came_back() {
+    let clock = Rc::<FakeClock>::default();
+    let mut fleet = Fleet::new(Options { cpu: None, ..Options::default() }, &*clock);
+    let mut pages = pages(&[(10, 500)]);
+    pages.iter_mut().for_each(|page| page.manner = Manner::Returning(1));
+    fleet.admit(Id { pid: 1, start_ticks: 1 }, Process::new(pages, &clock), 0);
+    // In the second and third one, nobody has seen before that they are huge again.
+    for round in 1..=3 {
+        fleet.rush(|_| true);
+        while fleet.turn(&*clock) == Turn::Worked {}
+        assert_eq!(fleet.total().split, 10 * round);
+        clock.pass(Duration::from_secs(2));
+    }
+}
+
+#[test]
 fn what_is_used_elsewhere_is_paid_as_well_and_nothing_twice() {
     let clock = Rc::<FakeClock>::default();
     let mut fleet = Fleet::<Process>::new(Options { cpu: Some(0.01), ..Options::default() }, &*clock);
