@@ -32,7 +32,8 @@ unit() {
     if [ "${patience:-1}" -gt 1 ]; then export RUST_TEST_THREADS=2; fi
     RUST_BACKTRACE=0 "$root/target/guest-tests/$1" --show-output "${left_out[@]}" >"$work/out" 2>&1 || {
         local status=$?
-        # Only what the failed ones have printed.
+        # Only what the failed ones have printed, and why processes that they started ended.
+        sed '/^failures:/,$d' "$work/out" | grep -A 5 'panicked at' | cut -c 1-2000 || true
         sed -n '/^failures:/,$p' "$work/out"
         fail "status $status: $(tail -n 5 "$work/out")"
     }
