@@ -108,8 +108,9 @@ scaled() {
     echo $(($1 / ${patience:-1}))
 }
 
-# The tests: names, limits in seconds, commands, whether they take long, and whether another of these may run beside them: where nothing depends on
-# the time that something takes, and no setting of the machine is changed.
+# The tests: names, limits in seconds, commands, whether they take long, and beside whom they may run, none of which may change a setting of the
+# machine: `yes`, where nothing depends on the time that something takes, beside another of these; `waits`, where most of the time nothing
+# happens and a CPU is left for another one, beside another of those; `no`, alone.
 names=() limits=() commands=() lengths=() besides=()
 long=no beside=no
 # add NAME SECONDS COMMAND...
@@ -237,8 +238,8 @@ while IFS= read -r variable; do unset "$variable"; done < <(compgen -e PAGECREW_
 unset LD_PRELOAD
 
 passed=0 failed=0 skipped=0 failures=()
-# Whether the one that runs is to run alone.
-alone=no
+# Beside whom those that run may run.
+company=no
 
 # begin INDEX: starts a test, in a process group of its own, which `timeout` ends as a whole.
 begin() {
@@ -297,10 +298,9 @@ end_one() {
 for index in "${!names[@]}"; do
     if ! selected "${names[index]}" "${lengths[index]}"; then continue; fi
     room=0
-    if [ "${besides[index]}" = yes ] && [ "$alone" = no ] && [ -z "${guest:-}" ]; then room=1; fi
+    if [ "${besides[index]}" != no ] && [ "${besides[index]}" = "$company" ] && [ -z "${guest:-}" ]; then room=1; fi
     while [ "${#running[@]}" -gt "$room" ]; do end_one; done
-    alone=no
-    if [ "${besides[index]}" = no ]; then alone=yes; fi
+    company=${besides[index]}
     begin "$index"
 done
 while [ "${#running[@]}" -gt 0 ]; do end_one; done

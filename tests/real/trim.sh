@@ -470,7 +470,7 @@ beside=yes
 add trim/redis 120 trim_redis
 add trim/numpy 120 trim_numpy
 add trim/under-run 120 trim_under_run
-beside=no
+beside=waits
 add trim/hold 200 trim_hold
 add trim/hold/cache 300 trim_hold_cache
 add trim/hold/killed 60 trim_hold_killed
@@ -478,3 +478,4 @@ add trim/hold/many 120 trim_many
 add trim/hold/unread 60 trim_hold_unread
 add trim/hold/unsettled 60 trim_hold_unsettled
 add trim/hold/anew 60 trim_hold_anew
+beside=no
