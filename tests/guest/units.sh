@@ -2,10 +2,9 @@
 # The test binaries that cargo built, as they run on the machine itself. Sourced by scripts/test-real.sh in guests.
 
 # Those that ask how long something takes, which an emulated machine can't say (a hundred clients at once take 30 times as long, one takes 10
-# times, or more where the machine has four times the CPUs of its host), and a storm that would take a quarter of an hour there: those of
-# test-real.sh are scaled.
-not_emulated=(a_hundred_clients_at_once_wait_little what_is_ready_is_taken_within_a_millisecond region::tests::a_storm_loses_no_byte
-    crew::hogs::no_call_into_the_kernel_waits_long_for_a_helper a_watcher_rests_even_if_memory_is_to_go_back_at_once)
+# times), and a storm that would take a quarter of an hour there: those of test-real.sh are scaled.
+not_emulated=(a_hundred_clients_at_once_wait_little crew::hogs::no_call_into_the_kernel_waits_long_for_a_helper region::tests::a_storm_loses_no_byte
+    a_watcher_rests_even_if_memory_is_to_go_back_at_once)
 
 # Simulations, which have nothing of the machine and take minutes there.
 simulated=(pool::simulation pool::world trim::tests::a_fleet_of_ten_thousand)
