@@ -51,6 +51,7 @@ unit() {
     reason=$(sed -n 's/^left out: //p' "$work/out" | sort | uniq -c | sort -rn | sed -n 's/^ *[0-9]* //;1p')
     result=$(grep '^test result' "$work/out" | sed -e 's/test result: ok. //' -e 's/; 0 measured//' \
         -e 's/filtered out/left out (measure time, or have nothing of the machine)/' -e 's/; 0 left out[^;]*//')
+    if [ ${#alone[@]} -gt 0 ]; then result+="; ${#alone[@]} of those left out passed by itself"; fi
     echo "$result${reason:+; $(grep -c '^left out: ' "$work/out") tried nothing ($reason)}"
 }
 
