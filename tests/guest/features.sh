@@ -54,11 +54,33 @@ feature_page_size() {
     echo "refused with status 3: pages of $(getconf PAGESIZE) bytes"
 }
 
+# What came to Linux with a version is not ok before that, and not missing from then on.
+kernel_has_what_is_ok() {
+    local version name oldest
+    while read -r version name; do
+        oldest=$(printf '%s\n' "$version" "$(uname -r)" | sort -V | head -n 1)
+        if says_ok "$name"; then
+            [ "$oldest" = "$version" ] || fail "$name is said to be ok, and came with Linux $version"
+        elif [ "$oldest" = "$version" ] && [[ $finding == missing:* ]]; then
+            fail "$name is said to be missing, and came with Linux $version: $finding"
+        fi
+    done <<'END'
+5.7 MREMAP_DONTUNMAP
+5.14 MADV_POPULATE_WRITE
+5.18 MADV_DONTNEED_LOCKED
+6.7 PAGEMAP_SCAN
+6.12 zero part of huge pages
+6.13 MADV_GUARD_INSTALL
+6.17 UFFDIO_MOVE
+END
+}
+
 feature_doctor() {
     local status=0 word=ready
     "$pagecrew" doctor --json >"$work/doctor.json" || status=$?
     [ "$status" -eq 0 ] || word="not ready, status $status"
     [ "$status" -eq 0 ] || refused_page_size || fail "status $status: $("$pagecrew" doctor)"
+    refused_page_size || kernel_has_what_is_ok
     echo "$word: $(grep -c '"state": "ok"' "$work/doctor.json") ok, $(grep -c '"state": "off"' "$work/doctor.json") off, $(grep -c '"state": "missing"' "$work/doctor.json") missing"
 }
 

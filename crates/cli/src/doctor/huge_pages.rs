@@ -2,7 +2,7 @@
 
 use super::check::Check;
 use super::scratch::Scratch;
-use pagecrew::sys::pagemap::{self, Category};
+use pagecrew::sys::pagemap::{Category, Pagemap};
 use pagecrew::sys::{HUGE_PAGE_SIZE, PAGE_SIZE};
 use pagecrew::trim::support::{self, Support};
 
@@ -45,13 +45,10 @@ fn chosen(text: &str) -> Option<&str> {
 }
 
 fn scan() -> Check {
-    let tried = Scratch::new(PAGE_SIZE).and_then(|scratch| pagemap::bytes_of(scratch.range(), Category::Present));
-    Check::tried(
-        "PAGEMAP_SCAN",
-        tried.map(drop),
-        "huge pages that are mostly zero can't be found quickly",
-        "needs Linux 6.7",
-    )
+    // The request itself: `sys::pagemap::bytes_of` has another way to find what is present.
+    let tried =
+        Scratch::new(PAGE_SIZE).and_then(|scratch| Pagemap::own()?.bytes_of(scratch.range(), Category::Present));
+    Check::tried("PAGEMAP_SCAN", tried.map(drop), "huge pages that are mostly zero can't be found", "needs Linux 6.7")
 }
 
 fn zero_subpages() -> Check {
