@@ -196,7 +196,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             Err(error) => break Err(error.into()),
         }
     };
-    // First of all, the setting is put back.
+    // First of all, the setting is put back. The threads for groups end meanwhile: the kernel is slow to let go of tracepoints, both of ours.
+    if let Some(groups) = &groups {
+        groups.end();
+    }
     let standing = reclaimer.standing();
     let standing = Standing { factor: standing.own_factor, ..standing };
     drop(reclaimer);

@@ -291,6 +291,13 @@ impl Groups {
         }
     }
 
+    /// Begins to end: nothing is reclaimed any more. Waits for nobody. [Dropping](Drop) it gives its threads a moment, too.
+    pub fn end(&self) {
+        self.shared.lock().ending = true;
+        self.shared.turn.notify_all();
+        self.ring();
+    }
+
     /// What says how it stands, for as long as that is wanted.
     pub fn standing(&self) -> impl Fn() -> GroupStanding + Send + Sync + use<> {
         let shared = self.shared.clone();
@@ -304,9 +311,7 @@ impl Groups {
 
 impl Drop for Groups {
     fn drop(&mut self) {
-        self.shared.lock().ending = true;
-        self.shared.turn.notify_all();
-        self.ring();
+        self.end();
         // One that is in the middle of a write ends with it, or with the process.
         let state = self.shared.lock();
         let _ = self.shared.ended.wait_timeout_while(state, PATIENCE, |state| state.threads > 0);

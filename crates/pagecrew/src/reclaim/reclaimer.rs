@@ -155,8 +155,6 @@ impl Beginning {
 #[derive(Debug)]
 pub struct Reclaimer {
     options: Options,
-    /// The nodes' threads, and when they wake up.
-    nodes: Vec<Node>,
     /// The nodes that had memory when this began.
     with_memory: Vec<usize>,
     vmstat: VmStat,
@@ -173,6 +171,9 @@ pub struct Reclaimer {
     said: u64,
     demand: Option<Demand>,
     beginning: Option<Beginning>,
+    /// The nodes' threads, and when they wake up. Dropped last: the kernel takes tens of milliseconds to let go of a tracepoint, and the
+    /// setting is not to wait for that.
+    nodes: Vec<Node>,
 }
 
 #[derive(Debug)]
