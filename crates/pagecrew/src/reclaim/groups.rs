@@ -291,7 +291,7 @@ impl Groups {
         }
     }
 
-    /// Begins to end: nothing is reclaimed any more. Waits for nobody. [Dropping](Drop) it gives its threads a moment, too.
+    /// Begins to end: no write is begun any more. Does not wait for one that is under way; [dropping](Drop) it does, for a moment.
     pub fn end(&self) {
         self.shared.lock().ending = true;
         self.shared.turn.notify_all();
