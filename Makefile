@@ -19,7 +19,7 @@ demo: setup build ## Real programs with and without Pagecrew: time, page faults,
 .PHONY: test
 test: setup built ## Every test that takes no longer than a few minutes
 	@bash scripts/test-real.sh --put-back
-	$(CARGO) test --workspace --profile checked
+	@bash scripts/within.sh 40 $(CARGO) test --workspace --profile checked
 	@if [ -e scripts/test-real.sh ]; then bash scripts/test-real.sh; fi
 	@$(MAKE) --no-print-directory models-and-guests
 

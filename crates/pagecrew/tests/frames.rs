@@ -13,6 +13,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use stop_on_drop::StopOnDrop;
+
+#[path = "../src/sys/stop_on_drop.rs"]
+mod stop_on_drop;
 
 const MIB: usize = 1 << 20;
 
@@ -576,6 +580,7 @@ fn a_storm_of_threads_loses_and_doubles_nothing() {
         unsafe { frames.free_order(frame, order) }.unwrap();
     };
     std::thread::scope(|scope| {
+        let running = StopOnDrop(&stop);
         for me in 1..=6u32 {
             let (frames, stop, take, give, receiver, sender) =
                 (&frames, &stop, &take, &give, &receiver, sender.clone());
@@ -658,7 +663,7 @@ fn a_storm_of_threads_loses_and_doubles_nothing() {
                 frames.trim()
             }
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(running);
     });
     drop(sender);
     receiver.into_inner().unwrap().iter().for_each(|frame| free(&frames, frame));
@@ -678,6 +683,7 @@ fn a_forked_child_has_what_its_parent_had() {
     let whole = frames.alloc_order(9).unwrap();
     mine.iter().chain([&run, &whole]).for_each(|&frame| word(&frames, frame).store(5, Ordering::Relaxed));
     std::thread::scope(|scope| {
+        let running = StopOnDrop(&stop);
         for _ in 0..3 {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
@@ -711,7 +717,7 @@ fn a_forked_child_has_what_its_parent_had() {
             assert!(libc::WIFEXITED(status), "{status:#x}");
             assert_eq!(libc::WEXITSTATUS(status), 0);
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(running);
     });
 }
 
@@ -859,6 +865,7 @@ fn cpus_that_come_and_go_take_no_frame_with_them() {
     let limit = frames.stats().limit;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let running = StopOnDrop(&stop);
         for _ in 0..4 {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
@@ -876,7 +883,7 @@ fn cpus_that_come_and_go_take_no_frame_with_them() {
             std::thread::sleep(Duration::from_millis(50));
         }
         std::fs::write(SWITCH, "0").unwrap();
-        stop.store(true, Ordering::Relaxed);
+        drop(running);
     });
     // What is on the stack of the CPU that is gone can be had.
     let all: Vec<u32> = (0..limit).map(|_| frames.alloc().unwrap()).collect();

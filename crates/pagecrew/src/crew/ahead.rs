@@ -257,6 +257,7 @@ mod tests {
     fn what_the_owner_writes_behind_a_revocation_stays() {
         use crate::crew::zero;
         use crate::sys::memory::{Protection, map, unmap};
+        use crate::sys::stop_on_drop::StopOnDrop;
         use crate::sys::{membarrier, rseq};
         if rseq::prepare().is_err() || membarrier::register().is_err() {
             return;
@@ -268,6 +269,7 @@ mod tests {
         let (ahead, stop) = (Ahead::new(), AtomicBool::new(false));
         let (mut interrupted, mut kept, begin) = (0, true, std::time::Instant::now());
         std::thread::scope(|scope| {
+            let running = StopOnDrop(&stop);
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     // SAFETY: the owner leaves the range alone until it has revoked the piece.
@@ -298,7 +300,7 @@ mod tests {
                 kept = kept && tail.iter().all(|&byte| byte == mark);
                 ahead.collect(range, |_| ());
             }
-            stop.store(true, Ordering::Relaxed);
+            drop(running);
         });
         assert!(kept, "{interrupted} interrupted");
         assert!(!ahead.has_failed());

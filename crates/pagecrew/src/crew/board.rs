@@ -10,7 +10,7 @@ use super::operation::{Bypass, Operation};
 use super::threads::WATCHER;
 use crate::stats::Counters;
 use crate::sys::memory::Range;
-use crate::sys::{clock, membarrier, sched};
+use crate::sys::{Errno, clock, membarrier, sched};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -140,6 +140,12 @@ impl<E: Employer> Crew<E> {
     /// # Safety
     /// As [`Crew::run`]; the calling thread is inside the job.
     pub(super) unsafe fn pass_stragglers(&self, place: &Place, task: &Task) {
+        // SAFETY: by the function's own contract.
+        unsafe { self.pass_stragglers_with(place, task, membarrier::restart_sequences) }
+    }
+
+    /// The same with a `barrier` that restarts the sequences of all threads, or fails.
+    unsafe fn pass_stragglers_with(&self, place: &Place, task: &Task, barrier: impl FnOnce() -> Result<(), Errno>) {
         let holders =
             || Kind::of(task.operation).workers().filter_map(|worker| Some((worker, place.job.held_by(worker)?)));
         let deadline = clock::now_ns() + PATIENCE_NS;
@@ -151,12 +157,12 @@ impl<E: Employer> Crew<E> {
         }
         self.shared.contention.taken();
         let mut bypass = task.operation.bypass();
+        if bypass == Bypass::Revoke && !self.revocation() {
+            bypass = Bypass::Wait;
+        }
         if bypass == Bypass::Revoke {
             place.job.revoked().store(1, Ordering::SeqCst);
-            // Without the barrier the flag only stops a helper before its next chunk.
-            if !self.revocation() {
-                bypass = Bypass::Wait;
-            } else if membarrier::restart_sequences().is_err() {
+            if barrier().is_err() {
                 self.revocation_failed();
                 bypass = Bypass::Wait;
             }
@@ -164,10 +170,13 @@ impl<E: Employer> Crew<E> {
         for (worker, chunk) in holders() {
             self.boost(worker);
             if bypass == Bypass::Wait {
-                while place.job.held_by(worker) == Some(chunk) {
+                while place.job.is_at(worker, chunk) {
                     std::thread::sleep(Duration::from_micros(50));
                 }
-                continue;
+                // Where the barrier has failed, a helper may see the flag all the same, and leave the rest.
+                if place.job.held_by(worker) != Some(chunk) {
+                    continue;
+                }
             }
             self.counters().stragglers_bypassed.add(1);
             // SAFETY: discarding twice is harmless while the range belongs to the job, which it does while this thread is inside;
@@ -205,5 +214,87 @@ impl<E: Employer> Crew<E> {
             (Operation::Zero, false) => counters.zeroed_by_caller_bytes.add(bytes),
             (Operation::Populate, _) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::crew::MISSING;
+    use super::*;
+    use crate::crew::Idle;
+    use crate::sys::memory::{Protection, map, unmap};
+    use crate::sys::topology::Topology;
+
+    const LEN: usize = 4 << 20;
+
+    /// What a caller finds who comes to a job of which a helper has a chunk; `helper` is what the helper does with it, and says whether that is
+    /// all of it.
+    fn beside(crew: &Crew<Idle>, barrier: Result<(), Errno>, helper: impl Fn(&Place, Range) -> bool + Send) -> bool {
+        let range = Range { start: map(LEN, Protection::ReadWrite).unwrap(), len: LEN };
+        // SAFETY: a fresh mapping of that length, which only this function uses.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(range.start as *mut u8, LEN) };
+        bytes.fill(0xa5);
+        let task = Task { operation: Operation::Zero, range, node: 0, report: false };
+        let place = crew.open(task, true).unwrap();
+        let worker = Kind::of(task.operation).workers().start;
+        std::thread::scope(|scope| {
+            assert!(place.job.enter());
+            let chunk = place.job.take(LEN / GRAIN / 2, Some(worker)).unwrap();
+            scope.spawn(move || {
+                let whole = helper(place, Range { len: chunk.len * GRAIN, ..range });
+                if whole {
+                    place.job.done(worker)
+                } else {
+                    place.job.let_go(worker)
+                }
+                crew.leave_as_helper(place, task);
+            });
+            while let Some(chunk) = place.job.take(LEN / GRAIN, None) {
+                // SAFETY: as a caller's.
+                unsafe { crew.perform(place, &task, chunk, None) };
+            }
+            // SAFETY: this thread is inside the job.
+            unsafe { crew.pass_stragglers_with(place, &task, || barrier) };
+            crew.leave(place, task);
+        });
+        let zeroed = bytes.iter().all(|&byte| byte == 0);
+        // SAFETY: the function is done with it.
+        unsafe { unmap(range).unwrap() };
+        zeroed
+    }
+
+    fn crew() -> Crew<Idle> {
+        Crew::new(Idle::new().unwrap(), None, sched::affinity().unwrap(), Topology::read())
+    }
+
+    #[test]
+    fn a_caller_whose_barrier_fails_does_what_a_helper_has_let_go_of() {
+        let crew = crew();
+        if !crew.revocation() {
+            return;
+        }
+        let lets_go = |place: &Place, _| {
+            while place.job.revoked().load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            // The caller waits meanwhile.
+            std::thread::sleep(Duration::from_millis(5));
+            false
+        };
+        assert!(beside(&crew, Err(Errno(libc::EPERM)), lets_go));
+        assert!(!crew.revocation(), "a barrier that failed is not tried again");
+    }
+
+    #[test]
+    fn without_barriers_a_helper_is_left_to_do_what_it_has() {
+        let crew = crew();
+        crew.shared.revocation.store(MISSING, Ordering::Relaxed);
+        let late = |place: &Place, range: Range| {
+            std::thread::sleep(Duration::from_millis(5));
+            assert_eq!(place.job.revoked().load(Ordering::SeqCst), 0, "it could not be told in time");
+            // SAFETY: the helper's chunk.
+            unsafe { Operation::Zero.perform(range, Some(place.job.revoked())) }
+        };
+        assert!(beside(&crew, Ok(()), late));
     }
 }

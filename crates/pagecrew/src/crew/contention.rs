@@ -8,7 +8,9 @@
 use super::governor::{Load, keep_away_ns};
 use crate::sys::sched::{self, CpuSet};
 use crate::sys::{clock, procfs};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+#[cfg(test)]
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A helper that works looks again after this long.
 const LOOK_NS: u64 = 2_000_000;
@@ -23,8 +25,6 @@ pub(super) struct Contention {
     until_ns: AtomicU64,
     /// How often in a row they were turned away.
     times: AtomicU32,
-    /// Whether work was left.
-    left: AtomicBool,
     /// Whether helpers work whoever wants the CPUs: what a test of their class needs.
     #[cfg(test)]
     disregarded: AtomicBool,
@@ -77,7 +77,6 @@ impl Contention {
         Contention {
             until_ns: AtomicU64::new(0),
             times: AtomicU32::new(0),
-            left: AtomicBool::new(false),
             #[cfg(test)]
             disregarded: AtomicBool::new(false),
         }
@@ -153,21 +152,6 @@ impl Contention {
         }
     }
 
-    /// Work is left.
-    pub fn leave(&self) {
-        self.left.store(true, Ordering::SeqCst);
-    }
-
-    /// Whether work was left since [`Contention::seen_to`].
-    pub fn left(&self) -> bool {
-        self.left.load(Ordering::SeqCst)
-    }
-
-    /// What was left is being seen to.
-    pub fn seen_to(&self) {
-        self.left.store(false, Ordering::Relaxed);
-    }
-
     /// The others are gone: for a process that has stopped them, and for a forked child.
     pub fn over(&self) {
         self.until_ns.store(0, Ordering::Relaxed);
@@ -180,14 +164,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_helper_keeps_away_from_cpus_that_are_taken_and_work_is_left() {
+    fn a_helper_keeps_away_from_cpus_that_are_taken() {
         let (contention, mut found) = (Contention::new(), Found::default());
         let own = sched::affinity().unwrap();
         let leaves = |found: &mut Found, crew| contention.leaves_room(found, || own, own.count(), || (crew, 0));
         // As if all tasks were the crew's.
         let (all, none) = (1 << 20, 0);
         assert!(leaves(&mut found, all));
-        assert!(!contention.now() && !contention.left());
+        assert!(!contention.now());
         // It was looked at only just now.
         assert!(leaves(&mut found, none));
         found = Found::default();
@@ -200,13 +184,10 @@ mod tests {
         // A slow machine may take so long to come here.
         assert!(contention.now() || clock::now_ns() >= until);
         assert!(until <= clock::now_ns() + keep_away_ns(1), "they come back before long");
-        contention.leave();
-        assert!(contention.left());
         // Nobody looks again meanwhile, on a slow machine either.
         assert!(!leaves(&mut found, all) || clock::now_ns() >= until);
-        contention.seen_to();
         contention.over();
-        assert!(!contention.now() && !contention.left());
+        assert!(!contention.now());
         assert!(leaves(&mut found, all));
     }
 

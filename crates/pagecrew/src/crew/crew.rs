@@ -14,13 +14,14 @@ use super::eventcount::EventCount;
 use super::governor::{Demand, worth_a_wake_up};
 use super::job::GRAIN;
 use super::kind::KINDS;
+use super::left::LeftWork;
 use super::operation::{OPERATIONS, Operation};
 use super::quota::QuotaWatch;
 use super::threads::{Helper, Starting, THREADS};
 use crate::sys::sched::CpuSet;
 use crate::sys::topology::Topology;
 use crate::sys::{clock, membarrier, rseq};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The watcher comes soon if it looks by itself within this time.
@@ -32,7 +33,7 @@ const FIRST_RATE: usize = 10_000;
 /// Whether helpers can be revoked: not known yet, yes, no, and no for good since a barrier failed.
 const UNKNOWN: u32 = 0;
 const WORKS: u32 = 1;
-const MISSING: u32 = 2;
+pub(super) const MISSING: u32 = 2;
 const FAILED: u32 = 3;
 
 pub(super) struct Shared<E> {
@@ -53,8 +54,7 @@ pub(super) struct Shared<E> {
     pub(super) quota: QuotaWatch,
     /// Bytes of each operation that were put on the board without a wake-up.
     pub(super) pending: [AtomicUsize; OPERATIONS],
-    /// When the watcher looks by itself.
-    pub(super) watcher_due_ns: AtomicU64,
+    pub(super) left: LeftWork,
     pub(super) contention: Contention,
     /// Whether helpers can be revoked: one of the constants above. Registered anew in a forked child.
     pub(super) revocation: AtomicU32,
@@ -101,7 +101,7 @@ impl<E: Employer> Crew<E> {
             topology,
             quota: QuotaWatch::new(),
             pending: std::array::from_fn(|_| AtomicUsize::new(0)),
-            watcher_due_ns: AtomicU64::new(u64::MAX),
+            left: LeftWork::new(),
             contention: Contention::new(),
             revocation: AtomicU32::new(UNKNOWN),
         };
@@ -178,16 +178,6 @@ impl<E: Employer> Crew<E> {
         worth
     }
 
-    /// Leaves work to the watcher, if it looks within a moment. Without a system call.
-    fn watcher_comes_soon(&self) -> bool {
-        let soon = || self.shared.watcher_due_ns.load(Ordering::SeqCst) <= clock::now_ns() + SOON_NS;
-        // Said before the look at the time, as the watcher says the time before it looks for what was left: one of them sees the other.
-        soon() && {
-            self.shared.contention.leave();
-            soon()
-        }
-    }
-
     /// Puts `task` on the board for the helpers, or for the watcher's next look if it is small, and returns at once; the employer will hear when it is finished. Without room on
     /// the board or helpers, it is done here and now.
     ///
@@ -195,10 +185,13 @@ impl<E: Employer> Crew<E> {
     /// As [`Crew::run`], until it was reported as finished.
     pub unsafe fn submit(&self, task: Task) {
         if !self.worth_calling(&task) {
-            let left = self.watcher_comes_soon() && self.open(task, false).is_some();
-            if !left {
+            let soon = clock::now_ns() + SOON_NS;
+            if !self.shared.left.is_due(soon) || self.open(task, false).is_none() {
                 // SAFETY: by the function's own contract.
                 unsafe { self.run_alone(task) };
+            } else if !self.shared.left.leave(soon) {
+                // It has gone to rest meanwhile.
+                self.notify_watcher();
             }
             return;
         }
@@ -346,9 +339,8 @@ impl<E: Employer> Crew<E> {
         });
         shared.stop.store(false, Ordering::Relaxed);
         shared.contention.over();
-        shared.contention.seen_to();
+        shared.left.reset();
         shared.quota.reset();
-        shared.watcher_due_ns.store(u64::MAX, Ordering::SeqCst);
         shared.places.iter().for_each(|place| place.job.reset());
         if shared.revocation.load(Ordering::Relaxed) != FAILED {
             shared.revocation.store(UNKNOWN, Ordering::Relaxed);
@@ -369,6 +361,7 @@ mod tests {
     use super::super::employer::Idle;
     use super::*;
     use crate::sys::memory::{Protection, Range, map, unmap};
+    use crate::sys::stop_on_drop::StopOnDrop;
     use crate::sys::{pagemap, sched};
     use std::time::Duration;
 
@@ -445,10 +438,10 @@ mod tests {
             std::thread::sleep(wait);
         }
         // As if it had said that it looks in a moment.
-        crew.shared.watcher_due_ns.store(clock::now_ns() + SOON_NS, Ordering::SeqCst);
+        crew.shared.left.rest(clock::now_ns() + SOON_NS);
         // SAFETY: as above; the end is waited for below.
         unsafe { crew.submit(task(Operation::Zero, range)) };
-        assert!(crew.backlog(Operation::Zero) == range.len && crew.shared.contention.left());
+        assert!(crew.backlog(Operation::Zero) == range.len && crew.shared.left.is_there());
         assert!(crew.notify_watcher());
         while !crew.shared.places.iter().all(|place| place.job.is_free()) {
             std::thread::sleep(wait);
@@ -497,6 +490,7 @@ mod tests {
         };
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let running = StopOnDrop(&stop);
             for _ in 0..sched::affinity().unwrap().count() {
                 scope.spawn(|| {
                     while !stop.load(Ordering::Relaxed) {
@@ -516,7 +510,7 @@ mod tests {
                     took
                 })
                 .collect();
-            stop.store(true, Ordering::Relaxed);
+            drop(running);
             times.sort_unstable();
             // The caller has at least half a CPU; a helper of the idle class that it waited for would cost it hundreds of ms.
             assert!(times[10] < 6 * alone + 30_000_000, "alone {alone} ns, beside bystanders {times:?}");
@@ -571,7 +565,7 @@ mod tests {
         let range = filled(256 << 20);
         let place = crew.open(task(Operation::Discard, range), true).unwrap();
         crew.shared.contention.taken();
-        crew.shared.contention.leave();
+        crew.shared.left.leave(0);
         assert!(crew.watch());
         let deadline = clock::now_ns() + 60_000_000_000;
         while place.job.has_chunks() {
@@ -592,6 +586,7 @@ mod tests {
         let range = filled(64 << 20);
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let running = StopOnDrop(&stop);
             for _ in 0..2 * sched::online_cpus() {
                 scope.spawn(|| {
                     while !stop.load(Ordering::Relaxed) {
@@ -606,7 +601,7 @@ mod tests {
                 assert!(clock::now_ns() < deadline, "not done after a minute");
                 std::thread::sleep(Duration::from_millis(1));
             }
-            stop.store(true, Ordering::Relaxed);
+            drop(running);
             assert!(bytes(range).iter().all(|&byte| byte == 0));
             assert!(crew.counters().turned_away.get() > 0);
         });

@@ -115,6 +115,7 @@ impl<E: Employer> Crew<E> {
                     let whole = unsafe { self.perform(place, &task, chunk, Some(number)) };
                     me.boost.down(lower);
                     if !whole {
+                        place.job.let_go(number);
                         break;
                     }
                     place.job.done(number);

@@ -36,6 +36,8 @@ impl Hogs {
             hogs.children.push(unsafe {
                 let parent = libc::getpid();
                 let child = libc::fork();
+                // Whoever ends the process -1 ends all there are.
+                assert!(child >= 0, "no child: {}", std::io::Error::last_os_error());
                 if child == 0 {
                     // Other tests ask who has their files.
                     libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0);

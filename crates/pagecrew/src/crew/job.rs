@@ -24,6 +24,9 @@ const FINISHING: u64 = 3 << 62;
 /// Finished by a helper, and nobody's until it is taken over.
 const HANDED_OVER: u64 = FINISHING | 1;
 
+/// In an announcement, in the half of the length: the helper was revoked there and has let go. No chunk is so long.
+const LET_GO: u64 = 1 << 31;
+
 /// A chunk of a job: where it begins and how long it is, in grains from the start of the range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Chunk {
@@ -33,11 +36,12 @@ pub(super) struct Chunk {
 
 impl Chunk {
     fn pack(self) -> u64 {
+        debug_assert!((self.len as u64) < LET_GO);
         (self.start as u64) << 32 | self.len as u64
     }
 
     fn unpack(word: u64) -> Option<Chunk> {
-        let chunk = Chunk { start: (word >> 32) as usize, len: (word & u64::from(u32::MAX)) as usize };
+        let chunk = Chunk { start: (word >> 32) as usize, len: (word & (LET_GO - 1)) as usize };
         (chunk.len > 0).then_some(chunk)
     }
 }
@@ -135,15 +139,25 @@ impl<const WORKERS: usize> Job<WORKERS> {
         None
     }
 
-    /// Says that helper `worker` has done what it held. A helper that was revoked in the middle does not say so: it leaves, and
-    /// its announcement stands for the caller to read.
+    /// Says that helper `worker` has done what it held.
     pub fn done(&self, worker: usize) {
         self.held[worker].store(0, Ordering::Release);
     }
 
-    /// The chunk that helper `worker` holds or is about to take.
+    /// Says that helper `worker` was revoked in the middle of what it held: that stands for the caller to read, and to do, but the helper
+    /// writes there no more.
+    pub fn let_go(&self, worker: usize) {
+        self.held[worker].fetch_or(LET_GO, Ordering::Release);
+    }
+
+    /// The chunk that helper `worker` holds or is about to take, or was revoked in the middle of.
     pub fn held_by(&self, worker: usize) -> Option<Chunk> {
         Chunk::unpack(self.held[worker].load(Ordering::Acquire))
+    }
+
+    /// Whether helper `worker` may be writing to `chunk`, or come to it.
+    pub fn is_at(&self, worker: usize, chunk: Chunk) -> bool {
+        self.held[worker].load(Ordering::Acquire) == chunk.pack()
     }
 
     /// The flag that tells helpers inside to stop.
@@ -311,6 +325,8 @@ mod model {
         while let Some(chunk) = model.job.take(1, Some(0)) {
             let mut cells = model.cells.lock().unwrap();
             if revocable && model.job.revoked().load(Ordering::Relaxed) != 0 {
+                drop(cells);
+                model.job.let_go(0);
                 break;
             }
             cells[chunk.start] += 1;
@@ -320,15 +336,28 @@ mod model {
         leave(model);
     }
 
+    /// Whether the caller revokes what a helper holds, and whether the barrier behind that works.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Revoke {
+        Not,
+        Works,
+        Fails,
+    }
+
     /// The caller's part: take what is left, then do again what a helper still holds, then look at the result.
-    fn caller(model: &Model, revoke: bool) -> [u8; CELLS] {
+    fn caller(model: &Model, revoke: Revoke) -> [u8; CELLS] {
         while let Some(chunk) = model.job.take(1, None) {
             model.cells.lock().unwrap()[chunk.start] += 1;
         }
-        if model.job.held_by(0).is_some() {
-            if revoke {
+        if let Some(chunk) = model.job.held_by(0) {
+            if revoke != Revoke::Not {
                 model.job.revoked().store(1, Ordering::SeqCst);
+            }
+            if revoke == Revoke::Works {
                 drop(model.cells.lock().unwrap());
+            }
+            while revoke == Revoke::Fails && model.job.is_at(0, chunk) {
+                thread::yield_now();
             }
             if let Some(chunk) = model.job.held_by(0) {
                 model.cells.lock().unwrap()[chunk.start] += 1;
@@ -346,7 +375,7 @@ mod model {
             shared.job.publish(CELLS, true);
             let other = shared.clone();
             let thread = thread::spawn(move || helper(&other, false));
-            let result = caller(&shared, false);
+            let result = caller(&shared, Revoke::Not);
             assert!(result.iter().all(|&times| times >= 1), "{result:?}");
             thread.join().unwrap();
             assert_eq!(shared.finished.load(Ordering::SeqCst), 1);
@@ -354,22 +383,25 @@ mod model {
         });
     }
 
+    /// Where the barrier fails, the lock is no step that it falls into: the caller waits until the helper is out of it.
     #[test]
     fn behind_a_revocation_no_helper_writes_any_more() {
-        loom::model(|| {
-            let shared = model();
-            shared.job.publish(CELLS, true);
-            let other = shared.clone();
-            let thread = thread::spawn(move || helper(&other, true));
-            let result = caller(&shared, true);
-            assert!(result.iter().all(|&times| times >= 1), "{result:?}");
-            let revoked = shared.job.revoked().load(Ordering::SeqCst) == 1;
-            thread.join().unwrap();
-            if revoked {
-                assert_eq!(*shared.cells.lock().unwrap(), result);
-            }
-            assert_eq!(shared.finished.load(Ordering::SeqCst), 1);
-        });
+        for revoke in [Revoke::Works, Revoke::Fails] {
+            loom::model(move || {
+                let shared = model();
+                shared.job.publish(CELLS, true);
+                let other = shared.clone();
+                let thread = thread::spawn(move || helper(&other, true));
+                let result = caller(&shared, revoke);
+                assert!(result.iter().all(|&times| times >= 1), "{result:?}");
+                let revoked = shared.job.revoked().load(Ordering::SeqCst) == 1;
+                thread.join().unwrap();
+                if revoked {
+                    assert_eq!(*shared.cells.lock().unwrap(), result);
+                }
+                assert_eq!(shared.finished.load(Ordering::SeqCst), 1);
+            });
+        }
     }
 
     #[test]

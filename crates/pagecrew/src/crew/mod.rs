@@ -29,6 +29,7 @@ mod governor;
 mod job;
 #[cfg(not(loom))]
 mod kind;
+mod left;
 pub(crate) mod look;
 mod operation;
 #[cfg(all(test, loom))]

@@ -95,7 +95,7 @@ impl<E: Employer> Crew<E> {
 
     /// Has the watcher see to what helpers leave. Returns whether there is a watcher.
     pub(super) fn leave_to_watcher(&self) -> bool {
-        self.shared.contention.leave();
+        self.shared.left.leave(0);
         self.notify_watcher()
     }
 

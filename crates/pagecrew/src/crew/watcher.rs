@@ -49,18 +49,17 @@ impl<E: Employer> Crew<E> {
             let over = self.shared.stop.load(Ordering::SeqCst) || now - last_work >= LINGER.as_nanos() as u64;
             me.at_work.store(false, Ordering::Relaxed);
             if over {
-                self.shared.watcher_due_ns.store(u64::MAX, Ordering::SeqCst);
+                self.shared.left.rest(u64::MAX);
             }
-            let nothing_left = self.shared.stop.load(Ordering::SeqCst) || !self.shared.contention.left();
+            let nothing_left = self.shared.stop.load(Ordering::SeqCst) || !self.shared.left.is_there();
             if over && nothing_left && events.end(seen) {
                 me.thread.store(0, Ordering::Release);
                 return;
             }
             if !over && pause > Duration::ZERO {
                 let due = if pause == LINGER { u64::MAX } else { now + pause.as_nanos() as u64 };
-                self.shared.watcher_due_ns.store(due, Ordering::SeqCst);
                 // What was left since the look, by somebody who saw the time before this one.
-                let pause = if self.shared.contention.left() { pause.min(LEFT_PAUSE) } else { pause };
+                let pause = if self.shared.left.rest(due) { pause.min(LEFT_PAUSE) } else { pause };
                 events.wait(seen, pause);
             }
         }
@@ -69,24 +68,19 @@ impl<E: Employer> Crew<E> {
     /// Sees to what helpers have left to those who want the CPUs: calls helpers once they need no longer keep away, and until then
     /// does a little of it. Returns whether there is more. Called by the watcher.
     fn see_to_what_was_left(&self, next_ns: &mut u64) -> bool {
-        let contention = &self.shared.contention;
-        if !contention.left() {
-            return false;
-        }
-        let left = || self.shared.places.iter().filter(|place| place.job.has_chunks());
-        if left().next().is_none() {
-            contention.seen_to();
+        // Before the look at the board: what comes there behind it is left anew.
+        if !self.shared.left.take() || !self.shared.places.iter().any(|place| place.job.has_chunks()) {
             return false;
         }
         let now = clock::now_ns();
-        if contention.now() || self.shared.quota.look() == 0 {
+        if self.shared.contention.now() || self.shared.quota.look() == 0 {
+            self.shared.left.leave(now);
             if now >= *next_ns {
                 self.assist_with(|_| true, || clock::now_ns() >= now + LEFT_NS);
                 *next_ns = now + LEFT_PAUSE.as_nanos() as u64;
             }
             return true;
         }
-        contention.seen_to();
         for operation in [Operation::Discard, Operation::Zero, Operation::Populate] {
             let index = operation.index();
             // Whoever waits for a job takes part in it, and had helpers as well before they were turned away.

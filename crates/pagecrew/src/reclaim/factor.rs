@@ -275,6 +275,7 @@ mod tests {
             command.env("PAGECREW_TEST_SETTING", file.path()).stdout(std::process::Stdio::null());
             let mut child = command.spawn().unwrap();
             while value(&file) == 10 {
+                assert_eq!(child.try_wait().unwrap(), None, "round {round}: it ended by itself");
                 std::thread::sleep(std::time::Duration::from_micros(50));
             }
             std::thread::sleep(std::time::Duration::from_micros(round * 7919 % 3000));

@@ -187,6 +187,7 @@ mod tests {
             command.env("PAGECREW_TEST_THREAD", &number).stdout(Stdio::null());
             let mut process = command.spawn().unwrap();
             while nice(&children) == [0] {
+                assert_eq!(process.try_wait().unwrap(), None, "round {round}: it ended by itself");
                 std::thread::sleep(std::time::Duration::from_micros(50));
             }
             std::thread::sleep(std::time::Duration::from_micros(round * 7919 % 3000));

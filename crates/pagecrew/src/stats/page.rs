@@ -454,6 +454,7 @@ impl ZoneStates {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::stop_on_drop::StopOnDrop;
 
     fn scratch(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("pagecrew-stats-{name}-{}", std::process::id()));
@@ -555,6 +556,7 @@ mod tests {
         page.share(&directory).unwrap();
         let done = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let running = StopOnDrop(&done);
             scope.spawn(|| {
                 let mut in_use = 0;
                 while !done.load(Ordering::Relaxed) {
@@ -567,7 +569,7 @@ mod tests {
                 let total = read(&directory, std::process::id()).unwrap().bytes().total();
                 assert!(total == 1000 || total == 0, "{total}");
             }
-            done.store(true, Ordering::Relaxed);
+            drop(running);
         });
         assert_eq!(read(&directory, std::process::id()).unwrap().bytes().total(), 1000);
         page.unshare();

@@ -36,6 +36,8 @@ pub mod seqpacket;
 pub mod shared_file;
 pub mod smaps;
 pub mod stop;
+#[cfg(test)]
+pub(crate) mod stop_on_drop;
 pub mod stranger;
 pub mod thread;
 pub mod topology;

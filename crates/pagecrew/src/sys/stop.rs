@@ -152,6 +152,7 @@ mod tests {
         // SAFETY: the child only uses what works after a fork of a threaded process: threads of its own, memory, `_exit`.
         unsafe {
             let child = libc::fork();
+            assert!(child >= 0, "no child: {}", std::io::Error::last_os_error());
             if child == 0 {
                 extern "C" fn count(counter: *mut libc::c_void) -> *mut libc::c_void {
                     loop {
@@ -163,7 +164,9 @@ mod tests {
                 for counter in &COUNTERS {
                     let mut thread = 0;
                     let argument = (counter as *const AtomicUsize).cast_mut().cast();
-                    libc::pthread_create(&mut thread, std::ptr::null(), count, argument);
+                    if libc::pthread_create(&mut thread, std::ptr::null(), count, argument) != 0 {
+                        libc::_exit(3);
+                    }
                 }
                 while COUNTERS.iter().any(|counter| counter.load(Ordering::Relaxed) == 0) {}
                 let stopped = stop_others(|_| false, 5_000_000_000);

@@ -415,6 +415,7 @@ mod arch {
 mod tests {
     use super::*;
     use crate::sys::memory::{Protection, map, unmap};
+    use crate::sys::stop_on_drop::StopOnDrop;
     use crate::sys::{membarrier, sched};
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -477,6 +478,7 @@ mod tests {
         let (range, bytes) = filled(2 << 20);
         let (go, revoked, stop) = (AtomicBool::new(false), AtomicU32::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
+            let running = StopOnDrop(&stop);
             scope.spawn(|| {
                 let _ = sched::set_class(0, sched::Class::Idle);
                 let (methods, mut turn): (Vec<_>, usize) = (Method::all().collect(), 0);
@@ -490,7 +492,9 @@ mod tests {
                     std::hint::spin_loop();
                 }
             });
-            for round in 0..2000u32 {
+            // The other may have to wait for a CPU until this thread sleeps: then a round takes long, and fewer have to do.
+            let begin = std::time::Instant::now();
+            for round in (0..2000u32).take_while(|round| *round < 100 || begin.elapsed().as_secs() < 10) {
                 revoked.store(0, Ordering::SeqCst);
                 go.store(true, Ordering::Release);
                 for _ in 0..(round % 64) * 50 {
@@ -505,11 +509,14 @@ mod tests {
                 }
                 assert!(bytes[..1 << 16].iter().all(|&byte| byte == mark), "round {round}");
                 // The zeroing thread must have seen the revocation before the next round takes it back.
+                let asked = std::time::Instant::now();
                 while go.load(Ordering::Relaxed) {
-                    std::hint::spin_loop();
+                    if asked.elapsed().as_millis() > 1 {
+                        std::thread::sleep(std::time::Duration::from_micros(100));
+                    }
                 }
             }
-            stop.store(true, Ordering::Relaxed);
+            drop(running);
             revoked.store(1, Ordering::SeqCst);
         });
         // SAFETY: the test is done with it.

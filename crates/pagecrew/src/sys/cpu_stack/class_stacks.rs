@@ -310,6 +310,7 @@ impl ClassStacks {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::sys::stop_on_drop::StopOnDrop;
     use std::sync::atomic::AtomicU8;
 
     static SLOTS: [u8; MOST_CLASSES] = {
@@ -398,6 +399,7 @@ mod tests {
             let give = |number: u32| assert_eq!(owned[number as usize].swap(0, Ordering::SeqCst), 1, "{number} lost");
             let stop = AtomicBool::new(false);
             let mut left: Vec<u32> = std::thread::scope(|scope| {
+                let running = StopOnDrop(&stop);
                 let workers: Vec<_> = (0..4u32)
                     .map(|worker| {
                         let (stacks, stop, take, give) = (&stacks, &stop, &take, &give);
@@ -447,7 +449,7 @@ mod tests {
                     }
                     std::thread::sleep(std::time::Duration::from_micros(300));
                 }
-                stop.store(true, Ordering::Relaxed);
+                drop(running);
                 workers.into_iter().for_each(|worker| kept.extend(worker.join().unwrap()));
                 kept
             });

@@ -1,5 +1,7 @@
 use super::*;
 use crate::sys::sched::CpuSet;
+use crate::sys::stop_on_drop::StopOnDrop;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicUsize};
 
 fn both(limit: usize) -> Vec<CpuStacks> {
@@ -85,11 +87,13 @@ fn no_number_is_lost_or_doubled() {
         let take = |number: u32| assert_eq!(owned[number as usize].swap(1, Ordering::SeqCst), 0, "{number} doubled");
         let give = |number: u32| assert_eq!(owned[number as usize].swap(0, Ordering::SeqCst), 1, "{number} lost");
         let cpus = sched::affinity().unwrap();
+        let threads = Mutex::new(Vec::new());
         let left = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..4)
                 .map(|worker: usize| {
-                    let (stacks, stop, take, give) = (&stacks, &stop, &take, &give);
+                    let (stacks, stop, threads, take, give) = (&stacks, &stop, &threads, &take, &give);
                     scope.spawn(move || {
+                        threads.lock().unwrap().push(sched::thread_id());
                         let each = NUMBERS / 4;
                         let mut mine: Vec<u32> = (worker * each..(worker + 1) * each).map(|n| n as u32).collect();
                         mine.iter().for_each(|&number| take(number));
@@ -134,18 +138,13 @@ fn no_number_is_lost_or_doubled() {
                 })
                 .collect();
             let mover = scope.spawn(|| {
-                let threads = || std::fs::read_dir("/proc/self/task").unwrap().flatten();
-                let me = sched::thread_id();
+                let running = StopOnDrop(&stop);
                 let (mut kept, mut drained) = (Vec::new(), 0);
                 for round in 0..400usize {
-                    for thread in threads() {
-                        let id: i32 = thread.file_name().to_str().unwrap().parse().unwrap();
+                    for (worker, &id) in threads.lock().unwrap().iter().enumerate() {
                         let mut one = CpuSet::new();
-                        one.insert((round + id as usize) % sched::online_cpus());
-                        let worker = std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default();
-                        if id != me && worker.starts_with("sys::cpu_stack") {
-                            let _ = sched::set_affinity_of(id, if round % 7 == 0 { &cpus } else { &one });
-                        }
+                        one.insert((round + worker) % sched::online_cpus());
+                        let _ = sched::set_affinity_of(id, if round % 7 == 0 { &cpus } else { &one });
                     }
                     let mut some = Vec::new();
                     let wanted = |cpu: usize| (cpu + round).is_multiple_of(2);
@@ -155,7 +154,7 @@ fn no_number_is_lost_or_doubled() {
                     kept.extend_from_slice(&some[pushed..]);
                     std::thread::sleep(std::time::Duration::from_micros(500));
                 }
-                stop.store(true, Ordering::Relaxed);
+                drop(running);
                 assert!(drained > 0);
                 kept
             });
@@ -223,14 +222,15 @@ fn pairs_under_forced_preemption() {
         owned: [const { AtomicU8::new(0) }; FEW],
         left: [const { AtomicU8::new(0) }; FEW],
     }));
+    // Asked for before they are used: where this thread is moved meanwhile, what it has put is on a CPU that the others come to.
+    let affinity = sched::affinity().unwrap();
+    let cpus: Vec<usize> = (0..topology::possible_cpus()).filter(|&cpu| affinity.contains(cpu)).collect();
     assert_eq!(state.stacks.push_many(&(0..FEW as u32).collect::<Vec<_>>()), FEW);
     STATE.store(std::ptr::from_ref(state).cast_mut(), Ordering::SeqCst);
     // SAFETY: no other test uses this signal; the handler allocates nothing and takes no lock.
     unsafe { libc::signal(libc::SIGWINCH, interrupted as *const () as libc::sighandler_t) };
-    let affinity = sched::affinity().unwrap();
-    let cpus: Vec<usize> = (0..topology::possible_cpus()).filter(|&cpu| affinity.contains(cpu)).collect();
     let pairs = AtomicUsize::new(0);
-    let threads = std::sync::Mutex::new(Vec::new());
+    let threads = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for worker in 0..2 * cpus.len() + 1 {
             let (pairs, threads, cpus) = (&pairs, &threads, &cpus);
