@@ -45,9 +45,7 @@ fn reclaim(attempt: Result<usize, Unsupported>) -> Check {
         Err(error @ (Unsupported::Events(errno) | Unsupported::Setting(errno))) if REFUSED.contains(&errno) => {
             Check::off(NAME, error.to_string(), COST, "run it as root, outside a container")
         }
-        Err(error) => {
-            Check::missing(NAME, error.to_string(), COST, "needs Linux 4.6 and CONFIG_PERF_EVENTS with tracepoints")
-        }
+        Err(error) => Check::missing(NAME, error.to_string(), COST, "needs Linux 4.6 and CONFIG_PERF_EVENTS"),
     }
 }
 

@@ -196,7 +196,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             Err(error) => break Err(error.into()),
         }
     };
-    // First of all, the setting is put back. The threads for groups end meanwhile: the kernel is slow to let go of tracepoints, both of ours.
+    // First of all, the setting is put back. The threads for groups end meanwhile: the kernel is slow to let go of a tracepoint.
     if let Some(groups) = &groups {
         groups.end();
     }

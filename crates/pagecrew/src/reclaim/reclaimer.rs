@@ -3,7 +3,7 @@
 use super::factor::{Factor, FactorError};
 use super::looks::{Found, Looks};
 use super::plan::Plan;
-use super::support::{Thread, Threads, Unsupported};
+use super::support::{AT_WORK, STILL_AT_WORK, Thread, Threads, Unsupported};
 use super::urgency::Urgency;
 use super::watermarks::Watermarks;
 use crate::control::lead::Cause;
@@ -133,28 +133,12 @@ struct Demand {
     before: Standing,
 }
 
-/// The time after the beginning in which a thread is taken to have woken up if it has run: one that has been at work since before that doesn't wake
-/// up again for as long as its work lasts.
-#[derive(Debug, Clone, Copy)]
-struct Beginning {
-    next_ns: u64,
-    over_ns: u64,
-}
-
-impl Beginning {
-    const LASTS_NS: u64 = 100_000_000;
-    /// The kernel renews what a thread has run with each of its ticks.
-    const APART_NS: u64 = 10_000_000;
-
-    fn new(now_ns: u64) -> Beginning {
-        Beginning { next_ns: now_ns + Self::APART_NS, over_ns: now_ns + Self::LASTS_NS }
-    }
-}
-
 /// Keeps more free ahead of demand on this machine, as long as there is demand. Dropping it puts the setting back.
 #[derive(Debug)]
 pub struct Reclaimer {
     options: Options,
+    /// The nodes' threads, and when they are at work.
+    nodes: Vec<Node>,
     /// The nodes that had memory when this began.
     with_memory: Vec<usize>,
     vmstat: VmStat,
@@ -170,10 +154,6 @@ pub struct Reclaimer {
     /// The value of the setting that was told of last. Guesses are not.
     said: u64,
     demand: Option<Demand>,
-    beginning: Option<Beginning>,
-    /// The nodes' threads, and when they wake up. Dropped last: the kernel takes tens of milliseconds to let go of a tracepoint, and the
-    /// setting is not to wait for that.
-    nodes: Vec<Node>,
 }
 
 #[derive(Debug)]
@@ -226,7 +206,6 @@ impl Reclaimer {
             standing: Standing::default(),
             said: own,
             demand: None,
-            beginning: Some(Beginning::new(now_ns())),
         };
         reclaimer.hurry();
         reclaimer.stand();
@@ -250,25 +229,12 @@ impl Reclaimer {
     /// threads that come and go without getting anywhere would have one follow the other.
     pub fn descriptors(&self) -> impl Iterator<Item = (RawFd, libc::c_short)> + '_ {
         let listens = self.plan.cause() == Cause::Rest;
-        self.nodes.iter().filter(move |_| listens).map(|node| (node.thread.wakes.as_raw_fd(), libc::POLLIN))
+        self.nodes.iter().filter(move |_| listens).map(|node| (node.thread.runs.as_raw_fd(), libc::POLLIN))
     }
 
     /// When to see to it even if nothing is readable.
     pub fn next_look_ns(&self) -> Option<u64> {
-        let beginning = self.beginning.map(|beginning| beginning.next_ns);
-        self.plan.step().next_ns.into_iter().chain(beginning).min()
-    }
-
-    /// Whether a thread is at work although it was not seen to wake up.
-    fn is_at_work(&mut self, now_ns: u64) -> bool {
-        let Some(Beginning { next_ns, over_ns }) = self.beginning else { return false };
-        if now_ns < next_ns {
-            return false;
-        }
-        let is_at_work = self.nodes.iter_mut().any(|node| node.last.busy_ns < node.look().busy_ns);
-        let next = Beginning { next_ns: now_ns + Beginning::APART_NS, over_ns };
-        self.beginning = (!is_at_work && now_ns < over_ns).then_some(next);
-        is_at_work
+        self.plan.step().next_ns
     }
 
     /// How it stands.
@@ -293,8 +259,7 @@ impl Reclaimer {
     pub fn see_to(&mut self) -> Result<Option<Event>, ReclaimError> {
         let now = now_ns();
         // Of each, since all are readable until that was taken.
-        let woken = self.nodes.iter().filter(|node| node.thread.wakes.take()).count() > 0;
-        let woken = woken || self.is_at_work(now);
+        let woken = self.nodes.iter().filter(|node| node.thread.runs.take()).count() > 0;
         let mut begins = false;
         if woken {
             // Before anything else: what is free lasts for milliseconds.
@@ -333,6 +298,7 @@ impl Reclaimer {
         if !self.set(step.factor)? {
             return Ok(Some(Event::Theirs));
         }
+        self.listen();
         self.hurry();
         self.stand();
         Ok(if step.guess { None } else { self.changed(at, step.factor) })
@@ -354,6 +320,15 @@ impl Reclaimer {
             self.standing.changes += 1;
         }
         Ok(true)
+    }
+
+    /// Hears of a thread at work soon, but where it is known to be.
+    fn listen(&mut self) {
+        let every = if self.plan.is_awake() { STILL_AT_WORK } else { AT_WORK };
+        for node in &mut self.nodes {
+            // One that is gone is told by the next look.
+            let _ = node.thread.runs.every(every);
+        }
     }
 
     /// The kernel's threads come before others, at rest as well: when they wake up, what is free is used up before anybody else could make them
@@ -398,8 +373,8 @@ impl Reclaimer {
         self.factor = Factor::take()?;
         let own = self.factor.before();
         self.plan = Plan::new(watermarks(&self.nodes)?, self.looks.nodes(), own, self.options.most);
-        self.beginning = Some(Beginning::new(now_ns()));
         (self.demand, self.said) = (None, own);
+        self.listen();
         self.hurry();
         self.stand();
         Ok(())

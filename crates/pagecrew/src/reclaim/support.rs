@@ -2,20 +2,23 @@
 
 use super::factor::PATH;
 use super::group_files::PIECE;
-use crate::sys::tracepoint::{self, Tracepoint};
-use crate::sys::vmstat;
-use crate::sys::{Errno, rights, sched};
+use crate::sys::run_time::RunTime;
+use crate::sys::{Errno, rights, sched, tracepoint, vmstat};
 use std::fmt;
+use std::time::Duration;
 
-/// Where a thread of the kernel comes by when its node's free memory has come to the low watermark.
-const WAKES: &str = "vmscan/mm_vmscan_kswapd_wake";
+/// A thread of the kernel that has run for so long has something to do. A little is soon over, and nobody's demand; what is free lasts for
+/// milliseconds.
+pub(super) const AT_WORK: Duration = Duration::from_micros(50);
+/// Where it is known to be at work, that is worth no more interrupts than these.
+pub(super) const STILL_AT_WORK: Duration = Duration::from_millis(5);
 
 /// Why it can't.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsupported {
     /// The kernel's threads can't be seen.
     NoThreads,
-    /// Nor when they wake up.
+    /// Nor when they run.
     Events(Errno),
     /// The setting can't be changed.
     Setting(Errno),
@@ -32,8 +35,7 @@ impl fmt::Display for Unsupported {
             }
             Unsupported::Events(errno) => write!(
                 f,
-                "the kernel does not tell when its reclaim wakes up (tracepoint {WAKES}: {errno}); it takes root, and CONFIG_PERF_EVENTS \
-                 with tracepoints"
+                "the kernel does not tell when its reclaim threads run (perf_event_open: {errno}); it takes root, and CONFIG_PERF_EVENTS"
             ),
             Unsupported::Setting(errno) => write!(f, "{PATH} can't be changed here: {errno}"),
         }
@@ -49,8 +51,8 @@ pub struct Thread {
     pub node: usize,
     /// Its own.
     pub number: libc::pid_t,
-    /// When it wakes up.
-    pub wakes: Tracepoint,
+    /// When it is at work: what wakes it up is its node's low watermark.
+    pub runs: RunTime,
 }
 
 impl Thread {
@@ -69,8 +71,7 @@ pub fn attempt() -> Result<Vec<Thread>, Unsupported> {
     if found.is_empty() {
         return Err(Unsupported::NoThreads);
     }
-    let id = tracepoint::number(WAKES).map_err(Unsupported::Events)?;
-    let thread = |(node, number)| Ok(Thread { node, number, wakes: Tracepoint::new(id, number)? });
+    let thread = |(node, number)| Ok(Thread { node, number, runs: RunTime::new(number, AT_WORK)? });
     let threads = found.into_iter().map(thread).collect::<Result<_, Errno>>().map_err(Unsupported::Events)?;
     let opened = std::fs::OpenOptions::new().write(true).open(PATH);
     opened.map_err(|error| Unsupported::Setting(error.into()))?;
@@ -82,7 +83,7 @@ pub fn attempt() -> Result<Vec<Thread>, Unsupported> {
 pub struct Threads(pub(super) Vec<Thread>);
 
 impl Threads {
-    /// Begins to listen when they wake up, which on some kernels takes `CAP_SYS_ADMIN` (before 5.8; Debian's 6.1), and gives that right up: to be
+    /// Begins to listen when they run, which on some kernels takes `CAP_SYS_ADMIN` (before 5.8; Debian's 6.1), and gives that right up: to be
     /// called before there are other threads, which would keep it.
     ///
     /// # Errors
