@@ -244,7 +244,8 @@ fn counts(counters: &Counters) -> String {
         bytes => {
             let percent = 100.0 * counters.handed_out_ready_bytes as f64 / bytes as f64;
             let (takes, bytes) = (counters.takes, Bytes(bytes));
-            format!("asked for so far: {bytes} in {takes} files, of which {percent:.0} % were ready{refused}\n")
+            let files = if takes == 1 { "file" } else { "files" };
+            format!("asked for so far: {bytes} in {takes} {files}, of which {percent:.0} % were ready{refused}\n")
         }
     }
 }
