@@ -261,17 +261,26 @@ mod tests {
     fn a_process_that_changes_it() {
         let Some(path) = std::env::var_os("PAGECREW_TEST_SETTING") else { return };
         let path = PathBuf::from(path);
-        // The guard of the one before has the lock until it has done its work.
-        let mut factor = loop {
-            match Factor::take_at(&path, path.file_name().unwrap().to_str().unwrap()) {
-                Err(FactorError::Taken) => std::thread::sleep(Duration::from_micros(50)),
-                taken => break taken.unwrap(),
-            }
-        };
-        assert_eq!((factor.before(), factor.found_one_left()), (10, false));
+        let mut factor = once_free(&path, path.file_name().unwrap().to_str().unwrap());
         for value in (11..=1000).cycle() {
             assert_eq!(factor.set(value), Ok(true));
         }
+    }
+
+    /// Takes it over from one that was killed, whose guard has the lock until it has done its work. It is as it was before.
+    fn once_free(path: &Path, name: &str) -> Factor {
+        let begin = Instant::now();
+        let factor = loop {
+            match Factor::take_at(path, name) {
+                Err(FactorError::Taken) if begin.elapsed() < Duration::from_secs(30) => {
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+                taken => break taken.unwrap(),
+            }
+        };
+        let now = read(&File::open(path).unwrap()).unwrap();
+        assert_eq!((factor.before(), now, factor.found_one_left()), (10, 10, false));
+        factor
     }
 
     // The process of each round looks at what the round before has left, not this one: it would fork a guard a round, and the tests beside
@@ -297,13 +306,7 @@ mod tests {
                 std::thread::sleep(Duration::from_micros(50));
             }
         }
-        let last = loop {
-            match Factor::take_at(file.path(), &name) {
-                Err(FactorError::Taken) => std::thread::sleep(Duration::from_micros(50)),
-                taken => break taken.unwrap(),
-            }
-        };
-        assert_eq!((last.before(), last.found_one_left()), (10, false));
+        once_free(file.path(), &name);
     }
 
     #[test]

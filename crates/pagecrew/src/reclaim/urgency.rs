@@ -171,21 +171,24 @@ mod tests {
     #[ignore = "the process that another test kills"]
     fn a_process_that_changes_it() {
         let Ok(number) = std::env::var("PAGECREW_TEST_THREAD") else { return };
-        let mut urgency = once_free(vec![number.parse().unwrap()], &format!("test-nice-{number}"));
-        assert_eq!(urgency.before, 0);
+        let mut urgency = once_free(number.parse().unwrap());
         for urgent in [true, false].into_iter().cycle() {
             urgency.set(urgent);
         }
     }
 
-    /// The guard of one that was killed has the lock until it has done its work.
-    fn once_free(threads: Vec<i32>, name: &str) -> Urgency {
-        loop {
-            match Urgency::take_as(threads.clone(), name) {
-                None => std::thread::sleep(Duration::from_micros(50)),
+    /// Takes over from one that was killed, whose guard has the lock until it has done its work. All is as it was before.
+    fn once_free(thread: i32) -> Urgency {
+        let begin = Instant::now();
+        let urgency = loop {
+            match Urgency::take_as(vec![thread], &format!("test-nice-{thread}")) {
                 Some(urgency) => break urgency,
+                None => std::thread::sleep(Duration::from_micros(50)),
             }
-        }
+            assert!(begin.elapsed() < Duration::from_secs(30), "the guard of one that was killed has the lock still");
+        };
+        assert_eq!((urgency.before, sched::nice_of(thread).unwrap()), (0, 0));
+        urgency
     }
 
     // The process of each round takes over from the one before, and not this one, which would fork a guard each time (see `factor`).
@@ -211,9 +214,7 @@ mod tests {
                 std::thread::sleep(Duration::from_micros(50));
             }
         }
-        let last = once_free(numbers(&children), &format!("test-nice-{number}"));
-        assert_eq!(last.before, 0);
-        drop(last);
+        drop(once_free(children[0].id() as i32));
         end(&mut children);
     }
 }
