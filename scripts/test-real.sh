@@ -85,6 +85,13 @@ needs() {
     done
 }
 
+# ran_us PID...: how long the threads that they have now have run, in microseconds. The ticks of `stat` are two numbers, each rounded down,
+# so that 1 ms can be 2 ticks.
+ran_us() {
+    local pid
+    for pid in "$@"; do cat "/proc/$pid/task"/*/schedstat; done | awk '{ sum += $1 } END { printf "%d\n", sum / 1000 }'
+}
+
 # The shared library of a malloc, empty for glibc's own.
 malloc_library() {
     local file

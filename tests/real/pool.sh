@@ -276,29 +276,22 @@ pool_shares() {
     stop_server
 }
 
-# ticks_of PID...: what processes have run so far.
-ticks_of() {
-    local pid sum=0
-    for pid in "$@"; do sum=$((sum + $(awk '{ print $14 + $15 }' "/proc/$pid/stat"))); done
-    echo "$sum"
-}
-
 # A pool that is full, and that nobody asks anything, costs next to nothing.
 pool_idle() {
     serve --size 128M --cpu 100
     wait_for_ready "128 << 20"
-    local processes=("$server") ticks seconds=10 resident=0 pid
+    local processes=("$server") used seconds=10 resident=0 pid
     mapfile -t -O 1 processes < <(pgrep --parent "$server")
     sleep 3
-    ticks=$(ticks_of "${processes[@]}")
+    used=$(ran_us "${processes[@]}")
     sleep "$seconds"
-    ticks=$(($(ticks_of "${processes[@]}") - ticks))
-    # A tick is 10 ms: 0.1 % of a CPU.
-    [ "$ticks" -le $((seconds / 10 * ${patience:-1})) ] || fail "$ticks ticks of CPU in $seconds s"
+    used=$(($(ran_us "${processes[@]}") - used))
+    # 0.1 % of a CPU.
+    [ "$used" -lt $((seconds * 1000 * ${patience:-1})) ] || fail "$used us of CPU in $seconds s"
     for pid in "${processes[@]}"; do resident=$((resident + $(awk '/^VmRSS:/ { print $2 }' "/proc/$pid/status"))); done
     [ "$resident" -lt 16384 ] || fail "$resident KiB resident in ${#processes[@]} processes"
     stop_server
-    echo "$ticks ticks in $seconds s, $resident KiB"
+    echo "$used us of CPU in $seconds s, $resident KiB"
 }
 
 # The example of docs/pool.md, as it stands there.
