@@ -67,6 +67,11 @@ pub fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
         let known = pagecrew_bench::NAMES.join(", ");
         return Err(Failure::Usage(format!("there is no bench '{unknown}'; there are {known}")));
     }
+    if !arguments.only.is_empty() && (arguments.names.is_empty() || arguments.names.iter().any(|name| name != "run")) {
+        return Err(Failure::Usage(
+            "--only chooses among the cases of the bench 'run', so 'run' alone can be named with it".into(),
+        ));
+    }
     let options = pagecrew_bench::Options {
         names: arguments.names.clone(),
         only: arguments.only.clone(),
