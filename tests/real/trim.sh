@@ -108,6 +108,7 @@ assert counters["trimmed_bytes"] > 100 << 20
 PYTHON
 }
 
+limited_groups=()
 # limited_group [SUFFIX]: a memory control group with a limit of 64 MiB and no swap, of the version that this machine has, as $group; $control is
 # the file that a watch changes. The group is removed at the end.
 limited_group() {
@@ -121,7 +122,9 @@ limited_group() {
     fi
     group=$mount/pagecrew-test-$$${1:-}
     mkdir "$group" 2>/dev/null || skip "no control group can be made"
-    at_exit "kill \$(jobs -p) 2>/dev/null || true; remove_group $group"
+    limited_groups+=("$group")
+    # shellcheck disable=SC2016
+    at_exit 'kill $(jobs -p) 2>/dev/null || true; for group in "${limited_groups[@]}"; do remove_group "$group"; done'
     if [ -e "$group/memory.high" ]; then
         control=memory.high
     else

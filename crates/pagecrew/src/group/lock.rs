@@ -8,6 +8,7 @@ use rustix::fs::FlockOperation;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 const DIRECTORY: &str = "hold";
 
@@ -28,7 +29,11 @@ impl Lock {
     /// That of the group with the directory `group`; `None` if somebody has it.
     pub fn of(group: &Path) -> Result<Option<Lock>, LockError> {
         let about = group.metadata().map_err(|error| LockError(group.to_owned(), error.into()))?;
-        Lock::named(&format!("{}-{}", about.dev(), about.ino()))
+        let lock = Lock::named(&format!("{}-{}", about.dev(), about.ino()))?;
+        if let Some(directory) = lock.as_ref().and_then(|lock| lock.path.parent()) {
+            remove_left(directory);
+        }
+        Ok(lock)
     }
 
     /// That with a name; `None` if somebody has it.
@@ -96,6 +101,38 @@ impl Lock {
     const LINE: usize = 96;
 }
 
+/// What a killed process has left stays for so long: it is its successor's, who would find it locked for a moment here.
+const SUCCESSORS: Duration = Duration::from_secs(60);
+
+/// Removes what processes that were killed have left of groups that nobody watches any more: files that nothing is written in, and that nobody
+/// has locked. Otherwise there would be one more for each kill.
+fn remove_left(directory: &Path) {
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        if !entry.file_name().to_str().is_some_and(is_of_a_group) {
+            continue;
+        }
+        let age = entry.metadata().ok().and_then(|about| about.modified().ok()?.elapsed().ok());
+        if age.is_none_or(|age| age < SUCCESSORS) {
+            continue;
+        }
+        let Ok(file) = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(entry.path()) else {
+            continue;
+        };
+        // Whoever opens it meanwhile sees that it is gone, once he has the lock, and makes another one.
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+            && file.metadata().is_ok_and(|about| about.len() == 0 && about.nlink() > 0)
+        {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Whether a file has the name that [`Lock::of`] gives.
+fn is_of_a_group(name: &str) -> bool {
+    name.split_once('-')
+        .is_some_and(|numbers| [numbers.0, numbers.1].iter().all(|number| number.parse::<u64>().is_ok()))
+}
+
 impl Drop for Lock {
     fn drop(&mut self) {
         self.release();
@@ -105,6 +142,7 @@ impl Drop for Lock {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::SystemTime;
 
     #[test]
     fn one_at_a_time_has_it_and_nothing_is_left() {
@@ -124,5 +162,31 @@ mod tests {
         drop(lock);
         assert!(!path.exists());
         assert!(Lock::of(group.path()).unwrap().is_some());
+    }
+
+    #[test]
+    fn what_killed_processes_have_left_goes_with_the_next_group() {
+        let groups = [(); 5].map(|()| tempfile::tempdir().unwrap());
+        let [next, killed, lately, marked, held] = &groups;
+        let path = |group: &tempfile::TempDir| {
+            let lock = Lock::of(group.path()).unwrap().unwrap();
+            lock.path.clone()
+        };
+        let (killed, lately, marked) = (path(killed), path(lately), path(marked));
+        let held = Lock::of(held.path()).unwrap().unwrap();
+        let long_ago = SystemTime::now() - 2 * SUCCESSORS;
+        for (path, text, modified) in
+            [(&killed, "", long_ago), (&lately, "", SystemTime::now()), (&marked, "something to undo", long_ago)]
+        {
+            std::fs::write(path, text).unwrap();
+            File::options().write(true).open(path).unwrap().set_modified(modified).unwrap();
+        }
+        held.file.set_modified(long_ago).unwrap();
+        let _next = Lock::of(next.path()).unwrap().unwrap();
+        assert!(!killed.exists() && lately.exists() && marked.exists() && held.path.exists());
+        assert!(is_of_a_group("32-10001") && !is_of_a_group("watermark_scale_factor") && !is_of_a_group("32-"));
+        for path in [lately, marked] {
+            std::fs::remove_file(path).unwrap();
+        }
     }
 }
