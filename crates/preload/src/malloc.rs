@@ -5,7 +5,7 @@
 use crate::heap::limited_address_space;
 use crate::state::{self, THRESHOLD, ours};
 use crate::{libc_blocks, next, thresholds};
-use pagecrew::region::{Cacheable, PointerError, Region, ResizeError, Taken, Uncached, colour};
+use pagecrew::region::{Cacheable, PointerError, Region, ResizeError, TakenSpan, Uncached, colour};
 use pagecrew::sys::{Errno, PAGE_SIZE, round_up, thread};
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
@@ -37,7 +37,7 @@ fn keeping_errno<T>(body: impl FnOnce() -> T) -> T {
 }
 
 /// A span of the region; `None` where there is none to be had, and then the program's own malloc is asked.
-fn span(size: usize, align: usize, zeroed: bool) -> Option<Taken> {
+fn span(size: usize, align: usize, zeroed: bool) -> Option<TakenSpan> {
     keeping_errno(|| {
         let region = state::region()?;
         let span = region.allocate_span(size, align, zeroed);
@@ -50,7 +50,7 @@ fn span(size: usize, align: usize, zeroed: bool) -> Option<Taken> {
 
 /// Where a block of `size` bytes begins in its span.
 #[inline(always)]
-fn block(span: Taken, size: usize) -> Pointer {
+fn block(span: TakenSpan, size: usize) -> Pointer {
     let begin = if colour::leaves_room(span.len, size) { colour::begin(span.start) } else { span.start };
     begin.as_ptr().cast()
 }

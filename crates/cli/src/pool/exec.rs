@@ -1,7 +1,7 @@
 //! `pagecrew pool exec`: a command that has memory of the pool as long as it runs.
 
 use super::vmm::{self, Memory};
-use super::{Place, failure, take};
+use super::{ServerAddress, failure, take};
 use crate::failure::Failure;
 use crate::inspect;
 use crate::output::note;
@@ -47,7 +47,7 @@ pub struct Arguments {
     #[arg(long)]
     as_is: bool,
     #[command(flatten)]
-    place: Place,
+    place: ServerAddress,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     command: Vec<OsString>,

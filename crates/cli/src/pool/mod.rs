@@ -84,13 +84,13 @@ pub fn fill() -> Result<(), Failure> {
 
 /// Where the server is.
 #[derive(clap::Args)]
-struct Place {
+struct ServerAddress {
     /// The server's socket [default: $PAGECREW_POOL_SOCKET, else /run/pagecrew/pool/socket]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 }
 
-impl Place {
+impl ServerAddress {
     fn connect(&self) -> Result<Client, Failure> {
         self.connect_within(None)
     }

@@ -1,6 +1,6 @@
 //! `pagecrew pool status`: how it stands, for people and for programs.
 
-use super::{Place, failure};
+use super::{ServerAddress, failure};
 use crate::failure::Failure;
 use crate::output::{print, printable, render, table};
 use crate::signals::SignalSet;
@@ -28,7 +28,7 @@ pub struct Arguments {
     #[arg(long)]
     watch: bool,
     #[command(flatten)]
-    place: Place,
+    place: ServerAddress,
 }
 
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -109,7 +109,7 @@ struct Status {
     state: String,
     nodes: Vec<Node>,
     users: Vec<Holder>,
-    taken: Vec<Taken>,
+    taken: Vec<TakenFile>,
     counters: Counters,
 }
 
@@ -141,7 +141,7 @@ struct Holder {
 }
 
 #[derive(Deserialize)]
-struct Taken {
+struct TakenFile {
     user: u32,
     node: usize,
     file: String,

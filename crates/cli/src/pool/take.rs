@@ -1,7 +1,7 @@
 //! `pagecrew pool take`, `release` and `resize`.
 
 use super::config::parse_file_size;
-use super::{Place, failure};
+use super::{ServerAddress, failure};
 use crate::failure::Failure;
 use crate::output::print;
 use pagecrew::pool::{Request, Taken, Until};
@@ -31,7 +31,7 @@ pub struct TakeArguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    place: Place,
+    place: ServerAddress,
 }
 
 /// Give a taken file back
@@ -45,7 +45,7 @@ pub struct ReleaseArguments {
     /// The file
     path: PathBuf,
     #[command(flatten)]
-    place: Place,
+    place: ServerAddress,
 }
 
 /// Change how much is kept ready, until the server reads its settings again
@@ -65,7 +65,7 @@ pub struct ResizeArguments {
     #[arg(long, value_name = "N")]
     node: Option<usize>,
     #[command(flatten)]
-    place: Place,
+    place: ServerAddress,
 }
 
 pub fn take(arguments: &TakeArguments) -> Result<(), Failure> {

@@ -1,6 +1,6 @@
 //! `pagecrew pool wait`: for whoever starts when enough is ready.
 
-use super::{Place, config, failure, status};
+use super::{ServerAddress, config, failure, status};
 use crate::failure::Failure;
 use pagecrew::pool::Client;
 use pagecrew::units::{Bytes, parse_duration};
@@ -26,7 +26,7 @@ pub struct Arguments {
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     timeout: Option<Duration>,
     #[command(flatten)]
-    place: Place,
+    place: ServerAddress,
 }
 
 const PAUSE: Duration = Duration::from_millis(100);

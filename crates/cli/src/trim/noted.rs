@@ -13,10 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Where a thread is, for others to read: at which process, and since when. At none where it works by itself. And whether it is to stop, which
 /// it looks at between two processes.
 #[derive(Debug, Clone, Default)]
-pub struct Whereabouts(Arc<Place>);
+pub struct Whereabouts(Arc<Inner>);
 
 #[derive(Debug, Default)]
-struct Place {
+struct Inner {
     at: Mutex<Option<(Id, u64)>>,
     stop: AtomicBool,
 }

@@ -6,7 +6,7 @@
 //! that was handed out is dirty when it comes back.
 
 use super::Options;
-use super::area::{Area, FRAMES, Kind, Taken, WORD, WORDS};
+use super::area::{Area, FRAMES, Kind, WORD, WORDS, WordFrames};
 use super::error::{BuildError, FreeError, OutOfFrames, Problem};
 use super::pieces::Pieces;
 use super::policy;
@@ -541,7 +541,7 @@ impl Allocator {
                     zeroed |= u64::from(slot / ZEROED) << (slot % WORD as u32);
                     next += 1;
                 }
-                let free_before = self.areas[area].put(Taken { word: word % WORDS, mask, zeroed });
+                let free_before = self.areas[area].put(WordFrames { word: word % WORDS, mask, zeroed });
                 if free_before != 0 {
                     // Two threads have freed it at the same instant, which neither could see.
                     self.counters.free_errors.add(free_before.count_ones().into());
@@ -606,7 +606,7 @@ impl Allocator {
 
 /// Writes the numbers of the frames in `taken`, the first of whose word is `first`. Returns how many.
 #[inline]
-fn write_numbers(first: u32, taken: Taken, into: &mut [u32]) -> usize {
+fn write_numbers(first: u32, taken: WordFrames, into: &mut [u32]) -> usize {
     if taken.mask == u64::MAX && (taken.zeroed == 0 || taken.zeroed == u64::MAX) {
         let first = first | if taken.zeroed == 0 { 0 } else { ZEROED };
         into[..WORD].iter_mut().zip(first..).for_each(|(slot, number)| *slot = number);

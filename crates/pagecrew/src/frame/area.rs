@@ -55,7 +55,7 @@ pub(super) struct Area {
 
 /// Frames in one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Taken {
+pub(super) struct WordFrames {
     pub word: usize,
     /// Which ones.
     pub mask: u64,
@@ -145,7 +145,7 @@ impl Area {
 
     /// Takes up to `most` frames of a kind; `each` hears of them word by word. Returns how many, and whether the area was full for a moment
     /// because more were claimed than there are of the kind.
-    pub fn take(&self, most: u32, kind: Kind, mut each: impl FnMut(Taken)) -> (u32, bool) {
+    pub fn take(&self, most: u32, kind: Kind, mut each: impl FnMut(WordFrames)) -> (u32, bool) {
         // No more than there seem to be: what is claimed is nobody else's meanwhile, even if it is of another kind.
         let claimed = match kind {
             Kind::Any => self.claim(1, most),
@@ -186,7 +186,7 @@ impl Area {
     }
 
     /// Looks once for up to `most` frames of a kind that were claimed. Returns how many were taken.
-    fn collect(&self, most: u32, kind: Kind, each: &mut impl FnMut(Taken)) -> u32 {
+    fn collect(&self, most: u32, kind: Kind, each: &mut impl FnMut(WordFrames)) -> u32 {
         let mut left = most;
         for word in 0..WORDS {
             while left > 0 {
@@ -207,7 +207,7 @@ impl Area {
                     let mask = mask & !odd;
                     if mask != 0 {
                         left -= mask.count_ones();
-                        each(Taken { word, mask, zeroed: mask & !dirty });
+                        each(WordFrames { word, mask, zeroed: mask & !dirty });
                     }
                 }
             }
@@ -217,7 +217,7 @@ impl Area {
 
     /// Clears the bits of frames that are `taken.mask` of a word and no more in use, those that are not `taken.zeroed` dirty. The claim
     /// to them is given up by [`Area::release`], after this. Returns those that were free already: nobody had them.
-    pub fn put(&self, taken: Taken) -> u64 {
+    pub fn put(&self, taken: WordFrames) -> u64 {
         let dirty = taken.mask & !taken.zeroed;
         if dirty & !self.dirty[taken.word].load(Ordering::Relaxed) != 0 {
             self.dirty[taken.word].fetch_or(dirty, Ordering::Relaxed);
@@ -284,10 +284,10 @@ impl Area {
             self.dirty.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
         } else if order < WORD.trailing_zeros() {
             let mask = (u64::MAX >> (64 - len)) << (start % WORD as u32);
-            self.put(Taken { word, mask, zeroed: 0 });
+            self.put(WordFrames { word, mask, zeroed: 0 });
         } else {
             for word in word..word + len as usize / WORD {
-                self.put(Taken { word, mask: u64::MAX, zeroed: 0 });
+                self.put(WordFrames { word, mask: u64::MAX, zeroed: 0 });
             }
         }
     }
@@ -374,7 +374,10 @@ mod tests {
 
     fn give(area: &Area, frame: u32, zeroed: bool) -> bool {
         let mask = 1 << (frame % 64);
-        assert_eq!(area.put(Taken { word: frame as usize / WORD, mask, zeroed: if zeroed { mask } else { 0 } }), 0);
+        assert_eq!(
+            area.put(WordFrames { word: frame as usize / WORD, mask, zeroed: if zeroed { mask } else { 0 } }),
+            0
+        );
         area.release(1)
     }
 
@@ -420,7 +423,7 @@ mod tests {
     fn what_nobody_had_is_not_taken_back() {
         let area = Area::new();
         assert_eq!(taken(&area, 2, Kind::Any).len(), 2);
-        assert_eq!(area.put(Taken { word: 0, mask: 0b111, zeroed: 0 }), 0b100);
+        assert_eq!(area.put(WordFrames { word: 0, mask: 0b111, zeroed: 0 }), 0b100);
     }
 
     #[derive(Debug, Clone)]
@@ -528,7 +531,7 @@ mod model {
 
     fn give(area: &Area, mask: u64) {
         if mask != 0 {
-            assert_eq!(area.put(Taken { word: 0, mask, zeroed: 0 }), 0);
+            assert_eq!(area.put(WordFrames { word: 0, mask, zeroed: 0 }), 0);
             area.release(mask.count_ones());
         }
     }

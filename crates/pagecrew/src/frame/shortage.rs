@@ -1,7 +1,7 @@
 //! When nothing is left: free frames are fetched from wherever they are but can't be had.
 
 use super::allocator::{Allocator, ZEROED};
-use super::area::Taken;
+use super::area::WordFrames;
 use super::error::OutOfFrames;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -72,7 +72,7 @@ impl Allocator {
                 if whole {
                     self.areas[area].clean(word, mask);
                 }
-                self.areas[area].put(Taken { word, mask, zeroed: if whole { mask } else { 0 } });
+                self.areas[area].put(WordFrames { word, mask, zeroed: if whole { mask } else { 0 } });
                 count += mask.count_ones();
             }
             self.tables().release(area, count, whole);

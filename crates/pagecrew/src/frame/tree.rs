@@ -4,7 +4,7 @@
 //! out and looks at it again; whoever gives the first one back to a full area writes it in after that. So of the two that come last, one
 //! sees what the other did.
 
-use super::area::{Area, Kind, Taken};
+use super::area::{Area, Kind, WordFrames};
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering};
 #[cfg(not(loom))]
@@ -63,7 +63,7 @@ impl Tree {
     }
 
     /// Takes up to `most` frames of a kind from area number `number`; `each` hears of them word by word. Returns how many.
-    pub fn take(&self, number: usize, area: &Area, most: u32, kind: Kind, each: impl FnMut(Taken)) -> u32 {
+    pub fn take(&self, number: usize, area: &Area, most: u32, kind: Kind, each: impl FnMut(WordFrames)) -> u32 {
         let (count, was_full) = area.take(most, kind, each);
         if was_full {
             self.write_in(number);
@@ -208,7 +208,7 @@ mod model {
 
         fn give(&self, mask: u64) {
             if mask != 0 {
-                self.area.put(Taken { word: 0, mask, zeroed: 0 });
+                self.area.put(WordFrames { word: 0, mask, zeroed: 0 });
                 self.tree.release(0, &self.area, mask.count_ones(), false);
             }
         }
@@ -246,7 +246,7 @@ mod model {
                 loom::thread::spawn(move || grove.tree.take(0, &grove.area, 1, Kind::Dirty, |_| {}))
             };
             let mine = grove.take(1, Kind::Any);
-            grove.area.put(Taken { word: 0, mask: zero, zeroed: zero });
+            grove.area.put(WordFrames { word: 0, mask: zero, zeroed: zero });
             grove.tree.release(0, &grove.area, 1, true);
             let again = grove.take(1, Kind::Any);
             let theirs = other.join().unwrap();

@@ -8,7 +8,7 @@
 //!
 //! Sources: LLFree (Wrenger and others, 2023) for trees and reservations; the kernel's zones and zone lists.
 
-use super::area::{Area, FRAMES, Kind, Taken, WHOLE};
+use super::area::{Area, FRAMES, Kind, WHOLE, WordFrames};
 use super::tree::{Skip, TREE, Tree};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -20,7 +20,7 @@ const NOWHERE: u32 = u32::MAX;
 
 /// Where a CPU takes its frames from.
 #[repr(align(64))]
-struct Place {
+struct CpuAreas {
     any: AtomicU32,
     zeroed: AtomicU32,
     /// The area that it gave frames back to last.
@@ -36,7 +36,7 @@ pub(super) struct Zone {
     len: usize,
     /// How many of them are open.
     frontier: AtomicU32,
-    places: Box<[Place]>,
+    places: Box<[CpuAreas]>,
 }
 
 /// The tables that all zones share.
@@ -57,7 +57,7 @@ impl Tables<'_> {
     }
 
     /// Takes up to `most` frames of a kind from `area`; `each` hears of them word by word. Returns how many.
-    pub fn take(&self, area: usize, most: u32, kind: Kind, each: impl FnMut(Taken)) -> u32 {
+    pub fn take(&self, area: usize, most: u32, kind: Kind, each: impl FnMut(WordFrames)) -> u32 {
         self.tree(area).take(area, &self.areas[area], most, kind, each)
     }
 
@@ -83,7 +83,7 @@ impl Zone {
     pub fn new(first: usize, len: usize, open: usize, cpus: usize, tables: Tables) -> Zone {
         debug_assert!(first.is_multiple_of(TREE));
         let place =
-            || Place { any: NOWHERE.into(), zeroed: NOWHERE.into(), given: NOWHERE.into(), runs: AtomicU32::new(0) };
+            || CpuAreas { any: NOWHERE.into(), zeroed: NOWHERE.into(), given: NOWHERE.into(), runs: AtomicU32::new(0) };
         (first..first + open).for_each(|area| tables.tree(area).opened(area));
         Zone { first, len, frontier: AtomicU32::new(open as u32), places: (0..cpus).map(|_| place()).collect() }
     }
@@ -99,7 +99,14 @@ impl Zone {
     }
 
     /// Takes up to `most` frames for `cpu`; `each` hears of them with the number of their area. Returns how many.
-    pub fn take(&self, tables: Tables, cpu: usize, most: u32, kind: Kind, mut each: impl FnMut(usize, Taken)) -> u32 {
+    pub fn take(
+        &self,
+        tables: Tables,
+        cpu: usize,
+        most: u32,
+        kind: Kind,
+        mut each: impl FnMut(usize, WordFrames),
+    ) -> u32 {
         let place = &self.places[cpu];
         let reserved = if kind == Kind::Zeroed { &place.zeroed } else { &place.any };
         let mut left = most;
@@ -172,7 +179,7 @@ impl Zone {
     }
 
     /// Reserves the area that the CPU gives frames back to, if there are some of the kind.
-    fn own(&self, tables: Tables, place: &Place, kind: Kind) -> Option<usize> {
+    fn own(&self, tables: Tables, place: &CpuAreas, kind: Kind) -> Option<usize> {
         let area = place.given.load(Ordering::Relaxed);
         let own = (area != NOWHERE && kind == Kind::Any).then_some(area as usize)?;
         (tables.areas[own].free() > 0 && tables.tree(own).reserve(own)).then_some(own)
@@ -322,7 +329,7 @@ mod tests {
         assert_eq!(all, 64 * (512 - 64));
         assert!(take(&zone, &rig, 3, 1, Kind::Any).is_empty());
         // The first frame that comes back is found by anybody.
-        rig.areas[40].put(Taken { word: 3, mask: 4, zeroed: 0 });
+        rig.areas[40].put(WordFrames { word: 3, mask: 4, zeroed: 0 });
         rig.tables().release(40, 1, false);
         assert_eq!(take(&zone, &rig, 255, 9, Kind::Any), [(40, 4)]);
     }
@@ -369,7 +376,7 @@ mod tests {
         }
         assert_eq!(taken, 40 * 512);
         for area in 0..40 {
-            (0..8).for_each(|word| assert_eq!(rig.areas[area].put(Taken { word, mask: u64::MAX, zeroed: 0 }), 0));
+            (0..8).for_each(|word| assert_eq!(rig.areas[area].put(WordFrames { word, mask: u64::MAX, zeroed: 0 }), 0));
             rig.tables().release(area, 512, false);
         }
         assert_eq!(take(&zone, &rig, 1, 1, Kind::Zeroed), []);

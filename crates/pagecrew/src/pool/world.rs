@@ -28,7 +28,7 @@ fn quota(user: u32) -> usize {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
+enum FileAt {
     Ready(u64, usize),
     Taken(String),
     /// In the same place, seized.
@@ -40,7 +40,7 @@ enum Place {
 /// A file as the kernel has it. Its number is never used again.
 #[derive(Debug, Clone)]
 struct File {
-    place: Place,
+    place: FileAt,
     len: usize,
     backed: usize,
     /// What its owner has made of it that nobody gave him; from memory of its own, for it says nothing about who was promised what.
@@ -56,7 +56,7 @@ struct File {
 
 impl File {
     fn seen(&self, unused: Option<bool>) -> Seen {
-        let seized = matches!(self.place, Place::Going(_));
+        let seized = matches!(self.place, FileAt::Going(_));
         let (len, backed) = (self.len, self.backed + self.grown);
         Seen { len, backed, owner: self.owner, seized, look: 0, unused }
     }
@@ -160,7 +160,7 @@ impl World {
         MEMORY - self.files.iter().map(|file| file.backed).sum::<usize>()
     }
 
-    fn make(&mut self, place: Place, len: usize) -> usize {
+    fn make(&mut self, place: FileAt, len: usize) -> usize {
         self.files.push(File { place, len, backed: 0, grown: 0, owner: 99, user: 99, opened: 0, used: false });
         self.files.len() - 1
     }
@@ -266,7 +266,7 @@ impl World {
             Action::Cut(given_up) => {
                 let GivenUp { keep, ref ready, .. } = given_up;
                 let file = &mut self.files[ready.file];
-                assert!(matches!(file.place, Place::Ready(..)), "{file:?}");
+                assert!(matches!(file.place, FileAt::Ready(..)), "{file:?}");
                 (file.len, file.backed) = (keep, file.backed.min(keep));
                 Some(Event::Cut(given_up, true))
             }
@@ -275,26 +275,26 @@ impl World {
                     return Some(Event::NotResized(node, ready, "no memory".into()));
                 }
                 let file = &mut self.files[ready.file];
-                assert!(matches!(file.place, Place::Ready(..)), "{file:?}");
+                assert!(matches!(file.place, FileAt::Ready(..)), "{file:?}");
                 (file.len, file.backed) = (size, file.backed.min(size));
                 (ready.size, ready.filled) = (size, ready.filled.min(size));
                 Some(Event::Waits(node, ready))
             }
             Action::Make { node, size } => {
                 let id = self.number();
-                let file = self.make(Place::Ready(id, node), size);
+                let file = self.make(FileAt::Ready(id, node), size);
                 Some(Event::Waits(node, Ready { id, file, size, filled: 0, unverified: 0 }))
             }
             Action::CutBehind { node, ready } => {
                 let file = &mut self.files[ready.file];
-                assert!(matches!(file.place, Place::Ready(..)), "{file:?}");
+                assert!(matches!(file.place, FileAt::Ready(..)), "{file:?}");
                 file.backed = file.backed.min(ready.filled);
                 Some(Event::Waits(node, ready))
             }
             Action::Remove { id, node } => {
-                if let Some(file) = self.files.iter_mut().find(|file| file.place == Place::Ready(id, node)) {
+                if let Some(file) = self.files.iter_mut().find(|file| file.place == FileAt::Ready(id, node)) {
                     // Its memory goes with the last descriptor, and nobody has any but the server.
-                    (file.place, file.backed) = (Place::Gone, 0);
+                    (file.place, file.backed) = (FileAt::Gone, 0);
                 }
                 None
             }
@@ -306,7 +306,7 @@ impl World {
             Action::AskIfUnused { id, file } => {
                 let file = &self.files[file];
                 assert!(
-                    !matches!(file.place, Place::Taken(_)),
+                    !matches!(file.place, FileAt::Taken(_)),
                     "what its owner can still open is no longer his: {file:?}"
                 );
                 (file.opened == 0).then_some(Event::Unused(id))
@@ -315,7 +315,7 @@ impl World {
                 let file = self.workers[worker].file.take().expect("a descriptor goes with it");
                 self.given += 1;
                 // Root may have released it already.
-                assert!([Place::Taken(name.clone()), Place::Going(name.clone())].contains(&self.files[file].place));
+                assert!([FileAt::Taken(name.clone()), FileAt::Going(name.clone())].contains(&self.files[file].place));
                 assert!(self.files[file].len == size || self.files[file].grown > 0);
                 let id = Entry::read(&name).unwrap().id;
                 if self.one_in(10) {
@@ -362,10 +362,10 @@ impl World {
             return Event::TakenBack(id, false);
         }
         // A former server's thread may have done it already.
-        let going = Place::Going(name);
+        let going = FileAt::Going(name);
         if let Some(file) = self.files.iter_mut().find(|file| file.place == going) {
             assert_eq!(file.opened, 0, "somebody can see it: {file:?}");
-            (file.len, file.backed, file.grown, file.place) = (0, 0, 0, Place::Gone);
+            (file.len, file.backed, file.grown, file.place) = (0, 0, 0, FileAt::Gone);
         }
         Event::TakenBack(id, true)
     }
@@ -374,14 +374,14 @@ impl World {
         if self.one_in(20) {
             return Event::Seized(id, false);
         }
-        if let Some(file) = self.files.iter_mut().find(|file| file.place == Place::Taken(name.clone())) {
-            (file.place, file.owner) = (Place::Going(name), 99);
+        if let Some(file) = self.files.iter_mut().find(|file| file.place == FileAt::Taken(name.clone())) {
+            (file.place, file.owner) = (FileAt::Going(name), 99);
         }
         Event::Seized(id, true)
     }
 
     fn shrink(&mut self, id: u64, name: String, size: usize) -> Event<usize> {
-        let places = [Place::Taken(name.clone()), Place::Going(name)];
+        let places = [FileAt::Taken(name.clone()), FileAt::Going(name)];
         let can = !self.one_in(10);
         let file = self.files.iter_mut().find(|file| can && places.contains(&file.place));
         let done = file.is_some();
@@ -408,17 +408,17 @@ impl World {
             if fails {
                 return Event::NotHandedOut(handing, "no file".into());
             }
-            handing.file = Some(self.make(Place::Ready(entry.id, entry.node), size));
+            handing.file = Some(self.make(FileAt::Ready(entry.id, entry.node), size));
         }
         let number = handing.file.unwrap();
-        assert_eq!(self.files[number].place, Place::Ready(entry.id, entry.node));
+        assert_eq!(self.files[number].place, FileAt::Ready(entry.id, entry.node));
         assert!(!self.files[number].used, "handed out twice");
         if self.one_in(20) {
             return Event::NotHandedOut(handing, "not that size".into());
         }
         let file = &mut self.files[number];
         (file.len, file.backed) = (size, file.backed.min(size));
-        (file.place, file.used) = (Place::Taken(entry.to_string()), true);
+        (file.place, file.used) = (FileAt::Taken(entry.to_string()), true);
         if fails {
             return Event::NotHandedOut(handing, "not his".into());
         }
@@ -459,7 +459,7 @@ impl World {
         let on_its_way = self.workers.iter().any(|worker| worker.file == Some(number));
         let promised: usize = self.broker.state.promised();
         let file = &mut self.files[number];
-        let can_open = matches!(file.place, Place::Taken(_)) && file.owner != 99;
+        let can_open = matches!(file.place, FileAt::Taken(_)) && file.owner != 99;
         match what {
             0 if can_open => file.opened += 1,
             1 | 2 if file.opened > usize::from(on_its_way) => file.opened -= 1,
@@ -518,7 +518,7 @@ impl World {
             // Its lease goes on, or is over.
             None => {
                 let named = |file: &File| {
-                    [Place::Taken(taken.name.clone()), Place::Going(taken.name.clone())].contains(&file.place)
+                    [FileAt::Taken(taken.name.clone()), FileAt::Going(taken.name.clone())].contains(&file.place)
                 };
                 match self.files.iter().position(named) {
                     // A former server's thread has taken it back.
@@ -588,8 +588,8 @@ impl World {
         let filled = if short { len / 2 / PAGE * PAGE } else { len };
         let end = (offset + filled).min(file.len.saturating_sub(if file.used { file.grown } else { 0 }));
         let more = end.saturating_sub(file.backed);
-        assert!(file.place == Place::Gone || more <= available, "the filler has taken what was promised");
-        if file.place != Place::Gone {
+        assert!(file.place == FileAt::Gone || more <= available, "the filler has taken what was promised");
+        if file.place != FileAt::Gone {
             file.backed += more;
         }
         let done = Filled { node, id, offset, len, filled, elsewhere: 0, unverified: 0, cpu_ns: 1 };
@@ -614,8 +614,8 @@ impl World {
         for number in 0..self.files.len() {
             let File { place, len, .. } = self.files[number].clone();
             let (name, going) = match place {
-                Place::Gone => continue,
-                Place::Ready(id, node) => {
+                FileAt::Gone => continue,
+                FileAt::Ready(id, node) => {
                     let actions = if len == 0 {
                         vec![Action::Remove { id, node }]
                     } else {
@@ -625,8 +625,8 @@ impl World {
                     actions.into_iter().for_each(|action| drop(self.perform(WORKERS, action)));
                     continue;
                 }
-                Place::Taken(name) => (name, false),
-                Place::Going(name) => (name, true),
+                FileAt::Taken(name) => (name, false),
+                FileAt::Going(name) => (name, true),
             };
             let entry = Entry::read(&name).unwrap();
             let Holding { size, user, since, .. } = entry.holding.unwrap();
@@ -662,7 +662,7 @@ impl World {
             assert!(ids.insert(ready.id), "{} is in two places", ready.id);
             let file = &self.files[ready.file];
             assert!(
-                matches!(file.place, Place::Ready(..)) && !file.used && file.len == ready.size,
+                matches!(file.place, FileAt::Ready(..)) && !file.used && file.len == ready.size,
                 "{file:?} {ready:?}"
             );
             assert!(
@@ -671,7 +671,7 @@ impl World {
             );
         }
         for file in &self.files {
-            let (Place::Taken(name) | Place::Going(name)) = &file.place else {
+            let (FileAt::Taken(name) | FileAt::Going(name)) = &file.place else {
                 assert!(file.backed + file.grown == 0 || !file.used, "memory that nobody knows of: {file:?}");
                 continue;
             };
@@ -710,7 +710,7 @@ impl World {
         let actions = self.broker.handle(Event::Stop, self.now);
         actions.into_iter().for_each(|action| drop(self.perform(0, action)));
         for file in &self.files {
-            assert_eq!((&file.place, file.backed, file.grown), (&Place::Gone, 0, 0));
+            assert_eq!((&file.place, file.backed, file.grown), (&FileAt::Gone, 0, 0));
         }
     }
 }

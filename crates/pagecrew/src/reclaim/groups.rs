@@ -127,7 +127,7 @@ pub struct Groups {
 }
 
 /// A group's place among all.
-struct Place {
+struct GroupPlace {
     path: PathBuf,
     signal: Signal,
     /// `None` while a writer is at it.
@@ -142,7 +142,7 @@ struct Place {
 
 struct State {
     options: GroupOptions,
-    places: BTreeMap<u64, Place>,
+    places: BTreeMap<u64, GroupPlace>,
     by_path: HashMap<PathBuf, u64>,
     next: u64,
     turns: Turns,
@@ -504,7 +504,7 @@ impl Shared {
         let member = Member::new(group, signal.clone(), state.options.most);
         state.places.insert(
             number,
-            Place {
+            GroupPlace {
                 path: path.to_owned(),
                 signal,
                 member: Some(Box::new(member)),
@@ -640,7 +640,7 @@ impl State {
         Some((std::mem::take(&mut place.heard), place.share, place.member.take()?))
     }
 
-    fn place(&mut self, path: &Path) -> Option<&mut Place> {
+    fn place(&mut self, path: &Path) -> Option<&mut GroupPlace> {
         self.places.get_mut(self.by_path.get(path)?)
     }
 

@@ -77,7 +77,7 @@ fn page_at(offset: usize) -> usize {
 
 /// A span that is handed out.
 #[derive(Debug, Clone, Copy)]
-pub struct Taken {
+pub struct TakenSpan {
     /// Where it begins.
     pub start: NonNull<u8>,
     /// How many bytes of it can be used.
@@ -198,27 +198,27 @@ impl CpuCaches {
     /// # Safety
     /// [`CpuCaches::restartable`] says so; otherwise [`Region::allocate`](super::Region::allocate) may find one.
     #[inline(always)]
-    pub unsafe fn take(&self, size: usize) -> Option<Taken> {
+    pub unsafe fn take(&self, size: usize) -> Option<TakenSpan> {
         // SAFETY: by the function's own contract.
         let (page, line) = unsafe { self.stacks.pop(classes::class_for(size)) }?;
         Some(self.employ(page, line))
     }
 
     /// As [`CpuCaches::take`], with and without restartable sequences.
-    pub(super) fn take_slowly(&self, size: usize) -> Option<Taken> {
+    pub(super) fn take_slowly(&self, size: usize) -> Option<TakenSpan> {
         let (page, line) = self.stacks.pop_slowly(classes::class_for(size))?;
         Some(self.employ(page, line))
     }
 
     #[inline(always)]
-    fn employ(&self, page: u32, line: &Line) -> Taken {
+    fn employ(&self, page: u32, line: &Line) -> TakenSpan {
         // SAFETY: a span begins there that waited in this cache, so the page is one of the map's.
         let span = unsafe { self.map.employ(page as usize) };
         count(&line.counts[TAKEN + span.kind()], span);
         let address = (self.start + page as usize * PAGE_SIZE) as *mut u8;
         // SAFETY: the arena, in which the page lies, is not at address 0.
         let start = unsafe { NonNull::new_unchecked(address) };
-        Taken { start, len: span.bytes() }
+        TakenSpan { start, len: span.bytes() }
     }
 
     /// Takes the span at `offset` in the arena back into the cache of this CPU: no lock, no system call, and `errno` stays as it is.

@@ -63,7 +63,7 @@ use crate::sys::sched::{self, CpuSet};
 use crate::sys::topology::Topology;
 use crate::sys::{Errno, PAGE_SIZE, check_page_size, clock, round_up};
 use crate::sys::{numa, numa_maps};
-pub use cache::{CpuCaches, Taken, Uncached};
+pub use cache::{CpuCaches, TakenSpan, Uncached};
 use classes::ALIGNED_LEAST;
 pub use page_map::Cacheable;
 use slow_counts::Counts;
@@ -232,7 +232,7 @@ impl Region {
     ///
     /// # Errors
     /// As [`Region::allocate`].
-    pub fn allocate_span(&self, size: usize, align: usize, zeroed: bool) -> Result<Taken, AllocateError> {
+    pub fn allocate_span(&self, size: usize, align: usize, zeroed: bool) -> Result<TakenSpan, AllocateError> {
         // What is large may have been zeroed ahead, which caches know nothing of.
         let cacheable = !zeroed || size < zeroing::ZERO_SOON;
         let Some(span) = cacheable.then(|| self.take_cached(size, align)).flatten() else {
@@ -261,7 +261,7 @@ impl Region {
         &self.core().caches
     }
 
-    fn take_cached(&self, size: usize, align: usize) -> Option<Taken> {
+    fn take_cached(&self, size: usize, align: usize) -> Option<TakenSpan> {
         if align > PAGE_SIZE || !align.is_power_of_two() {
             return None;
         }
@@ -282,7 +282,7 @@ impl Region {
         Ok(Self::pointer(zone.range.start + grant.offset))
     }
 
-    fn allocate_for(&self, size: usize, align: usize, want: Want) -> Result<Taken, AllocateError> {
+    fn allocate_for(&self, size: usize, align: usize, want: Want) -> Result<TakenSpan, AllocateError> {
         let core = self.core();
         let unsupported = AllocateError::Unsupported { size, align };
         if size == 0 || !align.is_power_of_two() || align > MAX_ALIGN {
@@ -327,7 +327,7 @@ impl Region {
         self.call_hook(len);
         // A guard takes its last page.
         let usable = if core.guards { zone.in_use_at(grant.offset).map_or(len, |span| span.usable()) } else { len };
-        Ok(Taken { start: Self::pointer(span.start), len: usable })
+        Ok(TakenSpan { start: Self::pointer(span.start), len: usable })
     }
 
     /// Ends the helpers and the watcher for good, waiting for what they are at. For a process that ends with its last thread: the C library

@@ -26,11 +26,11 @@ struct Attacker {
 }
 
 impl Attacker {
-    fn start(place: &Place, attack: &str) -> Attacker {
+    fn start(place: &PoolDirectory, attack: &str) -> Attacker {
         Attacker::start_as(NOBODY, place, attack)
     }
 
-    fn start_as(user: u32, place: &Place, attack: &str) -> Attacker {
+    fn start_as(user: u32, place: &PoolDirectory, attack: &str) -> Attacker {
         let command = this_test("attacks::the_attacker");
         let mut process = Command::new(&command[0])
             .args(&command[1..])
@@ -72,19 +72,19 @@ fn rest() {
 }
 
 /// Bytes in the pool's mount, whoever has them and by whatever name.
-fn in_mount(place: &Place) -> usize {
+fn in_mount(place: &PoolDirectory) -> usize {
     let facts = rustix::fs::statvfs(place.mount()).unwrap();
     ((facts.f_blocks - facts.f_bfree) * facts.f_frsize) as usize
 }
 
 /// Whether all there is stays on the accounts, and the attacker within what he may have, but for moments.
-fn all_is_counted(place: &Place, client: &Client, attack: &str) {
+fn all_is_counted(place: &PoolDirectory, client: &Client, attack: &str) {
     let deadline = Instant::now() + 2 * late();
     all_is_counted_while(place, client, attack, || Instant::now() < deadline);
 }
 
 /// The same for as long as something is done.
-fn all_is_counted_during(place: &Place, attack: &str, doing: impl FnOnce()) {
+fn all_is_counted_during(place: &PoolDirectory, attack: &str, doing: impl FnOnce()) {
     /// Also where it fails.
     struct Over<'a>(&'a AtomicBool);
     impl Drop for Over<'_> {
@@ -103,7 +103,7 @@ fn all_is_counted_during(place: &Place, attack: &str, doing: impl FnOnce()) {
     });
 }
 
-fn all_is_counted_while(place: &Place, client: &Client, attack: &str, goes_on: impl Fn() -> bool) {
+fn all_is_counted_while(place: &PoolDirectory, client: &Client, attack: &str, goes_on: impl Fn() -> bool) {
     let mut since: [Option<Instant>; 2] = [None; 2];
     while goes_on() {
         let status = status(client);
@@ -226,7 +226,7 @@ fn try_all(names: &[&str], backing: Backing) {
 /// One trial, against a pool of its own.
 fn try_it(name: &str, backing: Backing) {
     let number = ATTACKS.iter().position(|(attack, _)| *attack == name).unwrap();
-    let place = Place::new(&format!("attacked-{number}"));
+    let place = PoolDirectory::new(&format!("attacked-{number}"));
     let quotas = Quotas { default: Some(QUOTA), ..Quotas::default() };
     let Some(server) = serve(Options { quotas, unused: Duration::ZERO, backing, ..place.options(READY) }) else {
         return;
@@ -257,7 +257,7 @@ fn try_it(name: &str, backing: Backing) {
 #[test]
 fn a_successor_knows_what_was_handed_out_whatever_became_of_it() {
     for attack in ["made longer", "emptied", "leased", "made longer and leased"] {
-        let place = Place::new("succeeded");
+        let place = PoolDirectory::new("succeeded");
         let Some(server) = serve(place.options(READY)) else { return };
         let mut attacker = Attacker::start(&place, attack);
         attacker.rested();
@@ -286,7 +286,7 @@ fn a_successor_knows_what_was_handed_out_whatever_became_of_it() {
 /// What a user has made of a file that is kept locked is on that user's account, and keeps nobody else from what the pool may give.
 #[test]
 fn what_is_kept_locked_does_not_use_up_the_limit_of_all() {
-    let place = Place::new("limited");
+    let place = PoolDirectory::new("limited");
     let limit = Some(READY + 2 * QUOTA);
     let Some(server) = serve(Options { limit, ..place.options(READY) }) else { return };
     let client = Client::connect(&place.socket()).unwrap();
@@ -308,7 +308,7 @@ fn what_is_kept_locked_does_not_use_up_the_limit_of_all() {
 /// Nor does a server that ends, or one that begins, wait for whoever keeps a file locked.
 #[test]
 fn servers_end_and_begin_while_a_file_is_kept_locked() {
-    let place = Place::new("locked");
+    let place = PoolDirectory::new("locked");
     let Some(server) = serve(place.options(READY)) else { return };
     let mut attacker = Attacker::start(&place, "kept locked and released");
     attacker.rested();
@@ -328,7 +328,7 @@ fn servers_end_and_begin_while_a_file_is_kept_locked() {
 /// Users that are his in namespaces are on their owner's account.
 #[test]
 fn a_user_with_many_numbers_has_one_quota() {
-    let place = Place::new("numbers");
+    let place = PoolDirectory::new("numbers");
     let subordinates = Subordinates::read(&format!("{NOBODY}:70000:10"), |_| None);
     let quotas = Quotas { default: Some(QUOTA), subordinates, ..Quotas::default() };
     let Some(server) = serve(Options { quotas, ..place.options(READY) }) else { return };

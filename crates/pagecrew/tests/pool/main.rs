@@ -46,15 +46,15 @@ fn is_nobodys(path: &Path) -> bool {
 }
 
 /// A directory of a pool, cleared away at the end.
-struct Place(PathBuf);
+struct PoolDirectory(PathBuf);
 
-impl Place {
-    fn new(name: &str) -> Place {
+impl PoolDirectory {
+    fn new(name: &str) -> PoolDirectory {
         // Where other users may come, too.
         let path = PathBuf::from(format!("/tmp/pagecrew-pool-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        Place(path)
+        PoolDirectory(path)
     }
 
     fn mount(&self) -> PathBuf {
@@ -94,7 +94,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for PoolDirectory {
     fn drop(&mut self) {
         while Command::new("umount")
             .args(["-l".as_ref(), self.mount().as_os_str()])
@@ -165,7 +165,7 @@ fn code(result: Result<impl std::fmt::Debug, Error>) -> Code {
 
 #[test]
 fn what_is_taken_is_ready_zero_huge_and_ones_own() {
-    let place = Place::new("take");
+    let place = PoolDirectory::new("take");
     let Some(server) = serve(place.options(64 * MIB)) else { return };
     let client = Client::connect(&place.socket()).unwrap();
     wait_until_full(&client);
@@ -201,7 +201,7 @@ fn what_is_taken_is_ready_zero_huge_and_ones_own() {
 
 #[test]
 fn what_is_not_ready_is_zeroed_on_the_spot() {
-    let place = Place::new("more");
+    let place = PoolDirectory::new("more");
     let Some(server) = serve(place.options(16 * MIB)) else { return };
     let client = Client::connect(&place.socket()).unwrap();
     wait_until_full(&client);
@@ -225,7 +225,7 @@ fn what_is_not_ready_is_zeroed_on_the_spot() {
 
 #[test]
 fn nobody_sees_what_another_wrote() {
-    let place = Place::new("secret");
+    let place = PoolDirectory::new("secret");
     let Some(server) = serve(Options { files: vec![(4 * MIB, 4)], ..place.options(16 * MIB) }) else { return };
     let mut seen = BTreeSet::new();
     for round in 0..100 {
@@ -241,7 +241,7 @@ fn nobody_sees_what_another_wrote() {
 
 #[test]
 fn a_file_stays_while_somebody_has_it() {
-    let place = Place::new("unused");
+    let place = PoolDirectory::new("unused");
     let Some(server) = serve(Options { unused: Duration::from_millis(1500), ..place.options(8 * MIB) }) else { return };
     let client = Client::connect(&place.socket()).unwrap();
     let taken = client.take(&request(2 * MIB, Until::Unused)).unwrap();
@@ -260,7 +260,7 @@ fn a_file_stays_while_somebody_has_it() {
 
 #[test]
 fn a_server_that_stops_takes_nothing_from_those_who_have_it() {
-    let place = Place::new("stop");
+    let place = PoolDirectory::new("stop");
     let Some(server) = serve(place.options(8 * MIB)) else { return };
     let client = Client::connect(&place.socket()).unwrap();
     let used = client.take(&request(2 * MIB, Until::Unused)).unwrap();
@@ -293,7 +293,7 @@ fn a_server_that_stops_takes_nothing_from_those_who_have_it() {
 
 #[test]
 fn one_directory_has_one_server() {
-    let place = Place::new("two");
+    let place = PoolDirectory::new("two");
     let Some(server) = serve(place.options(2 * MIB)) else { return };
     let own = std::process::id();
     match Server::start(place.options(2 * MIB), quiet) {
@@ -303,7 +303,7 @@ fn one_directory_has_one_server() {
     // The first one doesn't notice.
     assert!(Client::connect(&place.socket()).is_ok());
     // Beside it, another pool is nothing special.
-    let other = Place::new("two-other");
+    let other = PoolDirectory::new("two-other");
     serve(other.options(2 * MIB)).unwrap().stop().unwrap();
     server.stop().unwrap();
 }
@@ -312,7 +312,7 @@ fn one_directory_has_one_server() {
 #[test]
 fn a_hundred_clients_at_once_wait_little() {
     const CLIENTS: usize = 100;
-    let place = Place::new("crowd");
+    let place = PoolDirectory::new("crowd");
     let size = CLIENTS * 2 * MIB;
     let Some(server) = serve(Options { files: vec![(2 * MIB, CLIENTS)], ..place.options(size) }) else { return };
     let first = Client::connect(&place.socket()).unwrap();
@@ -359,7 +359,7 @@ fn a_hundred_clients_at_once_wait_little() {
 /// One that is ready, from the request to the open file.
 #[test]
 fn what_is_ready_is_taken_within_a_millisecond() {
-    let place = Place::new("quick");
+    let place = PoolDirectory::new("quick");
     let Some(server) = serve(Options { files: vec![(64 * MIB, 1)], ..place.options(64 * MIB) }) else { return };
     let client = Client::connect(&place.socket()).unwrap();
     let mut times: Vec<Duration> = (0..21)
@@ -386,7 +386,7 @@ fn patience() -> u32 {
 }
 
 /// Runs one of the ignored tests as another user, with what it needs to know.
-fn as_user(user: u32, test: &str, place: &Place) -> Child {
+fn as_user(user: u32, test: &str, place: &PoolDirectory) -> Child {
     let command = this_test(test);
     Command::new(&command[0])
         .args(&command[1..])
@@ -415,7 +415,7 @@ fn others_can_run_this() -> bool {
 
 #[test]
 fn another_user_gets_what_is_his_and_no_more() {
-    let place = Place::new("user");
+    let place = PoolDirectory::new("user");
     let quotas = Quotas { default: Some(8 * MIB), ..Quotas::default() };
     let Some(server) = serve(Options { quotas, ..place.options(16 * MIB) }) else { return };
     if !others_can_run_this() {
@@ -470,7 +470,7 @@ fn the_other_user() {
 
 #[test]
 fn a_file_that_nobody_handed_out_goes_when_nobody_has_it() {
-    let place = Place::new("stray");
+    let place = PoolDirectory::new("stray");
     let Some(server) = serve(Options { unused: Duration::ZERO, ..place.options(8 * MIB) }) else { return };
     let client = Client::connect(&place.socket()).unwrap();
     let path = client.take(&request(2 * MIB, Until::Closed)).unwrap().path;
@@ -489,7 +489,7 @@ fn a_file_that_nobody_handed_out_goes_when_nobody_has_it() {
 
 #[test]
 fn clients_that_crash_leave_nothing() {
-    let place = Place::new("crash");
+    let place = PoolDirectory::new("crash");
     let Some(server) = serve(place.options(8 * MIB)) else { return };
     let client = Client::connect(&place.socket()).unwrap();
     let mut others = Vec::new();
@@ -528,7 +528,7 @@ fn a_client_that_is_killed() {
 
 #[test]
 fn nonsense_is_answered_and_holds_nobody_up() {
-    let place = Place::new("nonsense");
+    let place = PoolDirectory::new("nonsense");
     let Some(server) = serve(place.options(8 * MIB)) else { return };
     let mut state = 7u64;
     let mut random = move || {
@@ -604,7 +604,7 @@ fn nonsense_is_answered_and_holds_nobody_up() {
 
 #[test]
 fn the_limit_holds_and_what_waits_makes_room() {
-    let place = Place::new("limit");
+    let place = PoolDirectory::new("limit");
     let Some(server) = serve(Options { limit: Some(32 * MIB), ..place.options(24 * MIB) }) else { return };
     let client = Client::connect(&place.socket()).unwrap();
     wait_until_full(&client);
@@ -625,7 +625,7 @@ fn the_limit_holds_and_what_waits_makes_room() {
 
 #[test]
 fn what_a_taker_was_promised_nothing_else_gets() {
-    let place = Place::new("promised");
+    let place = PoolDirectory::new("promised");
     let Some(server) = serve(Options { limit: Some(32 * MIB), cpu: 1.0, ..place.options(24 * MIB) }) else { return };
     // Two who together have just what there may be, and a filler that would like to have it.
     let taker = || {
@@ -654,7 +654,7 @@ fn what_a_taker_was_promised_nothing_else_gets() {
 
 #[test]
 fn free_memory_at_the_floor_is_left_alone_and_given_back() {
-    let place = Place::new("floor");
+    let place = PoolDirectory::new("floor");
     let high = Options { floor: Some(1 << 45), ..place.options(64 * MIB) };
     let Some(server) = serve(high.clone()) else { return };
     let client = Client::connect(&place.socket()).unwrap();
@@ -678,7 +678,7 @@ fn free_memory_at_the_floor_is_left_alone_and_given_back() {
 
 #[test]
 fn the_size_changes_while_it_is_served() {
-    let place = Place::new("resize");
+    let place = PoolDirectory::new("resize");
     let Some(server) = serve(place.options(16 * MIB)) else { return };
     let client = Client::connect(&place.socket()).unwrap();
     for size in [64 * MIB, 0, 8 * MIB, 2 * MIB] {
@@ -705,7 +705,7 @@ fn the_size_changes_while_it_is_served() {
 
 #[test]
 fn reserved_pages_that_are_missing_are_named() {
-    let place = Place::new("reserved");
+    let place = PoolDirectory::new("reserved");
     let reserved = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
     if reserved.is_ok_and(|text| text.trim() != "0") {
         eprintln!("left out: this machine has reserved huge pages");
@@ -723,7 +723,7 @@ fn reserved_pages_that_are_missing_are_named() {
 
 #[test]
 fn a_directory_that_others_may_write_to_is_refused() {
-    let place = Place::new("open");
+    let place = PoolDirectory::new("open");
     std::fs::set_permissions(&place.0, std::fs::Permissions::from_mode(0o777)).unwrap();
     match Server::start(place.options(2 * MIB), quiet) {
         Err(error @ Error::NotOwn(_)) => assert!(error.is_usage()),
@@ -736,7 +736,7 @@ fn a_directory_that_others_may_write_to_is_refused() {
 
 #[test]
 fn a_socket_is_only_where_nobody_else_makes_names() {
-    let place = Place::new("links");
+    let place = PoolDirectory::new("links");
     let start = |socket: PathBuf| Server::start(Options { socket, ..place.options(2 * MIB) }, quiet);
     // As /tmp is: nobody changes another's names there, and anybody can be the first to have one.
     let open = place.0.join("open");
@@ -761,7 +761,7 @@ fn a_socket_is_only_where_nobody_else_makes_names() {
 
 #[test]
 fn a_user_without_rights_is_told_so() {
-    let place = Place::new("rights");
+    let place = PoolDirectory::new("rights");
     // SAFETY: takes nothing and cannot fail.
     if unsafe { libc::geteuid() } != 0 || !others_can_run_this() {
         return;
@@ -783,7 +783,7 @@ fn a_server_without_rights() {
 
 #[test]
 fn what_a_killed_server_left_is_taken_over() {
-    let place = Place::new("killed");
+    let place = PoolDirectory::new("killed");
     let Some(server) = serve(place.options(2 * MIB)) else { return };
     server.stop().unwrap();
     let mut owned: Option<(pagecrew::pool::Taken, u8)> = None;
@@ -842,7 +842,7 @@ fn what_a_killed_server_left_is_taken_over() {
 #[ignore = "a server of another test"]
 fn a_server_that_is_killed() {
     let Some(directory) = place_of_parent() else { return };
-    let place = std::mem::ManuallyDrop::new(Place(directory));
+    let place = std::mem::ManuallyDrop::new(PoolDirectory(directory));
     let _server = Server::start(place.options(16 * MIB), quiet).unwrap();
     std::thread::sleep(Duration::from_secs(60));
 }
