@@ -117,7 +117,11 @@ fn text(event: &GroupEvent) -> String {
             "there are more control groups with limits than are served; name those that matter (setting groups)"
                 .to_owned()
         }
-        GroupEvent::Unwatched(errno) => format!("control groups that come from now on are not seen: {errno}"),
+        GroupEvent::Unwatched(errno) => {
+            format!(
+                "control groups that come from now on are not seen until the kernel tells of them again: {errno} (fs.inotify.max_user_instances); it is tried again every minute"
+            )
+        }
         GroupEvent::Uninterruptible(errno) => {
             format!(
                 "control groups of version 1 are not served: the tracepoint that cuts reclaim short is refused: {errno}"

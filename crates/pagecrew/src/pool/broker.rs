@@ -183,7 +183,7 @@ pub(super) enum Action<F> {
         id: u64,
         name: String,
     },
-    /// Close a file that has no name any more. Not with the books locked: its owner may have attached so much to it that the kernel is at that for long.
+    /// Close a file that nobody has any more, or that has no name any more. Not with the books locked: its owner may have attached so much to it that the kernel is at that for long.
     Close(F),
     /// Take from a file what it has beyond so many bytes. That may take as long as its owner likes. [`Event::Shrunk`]
     Shrink {
@@ -612,7 +612,10 @@ impl<F: Clone> Broker<F> {
             return Vec::new();
         };
         taken.life = Life::Emptying;
-        vec![Action::TakeBack { owner: taken.owner, id, name: taken.name.clone() }]
+        // Its owner may have attached to it what takes long to free (attributes, policies): that is to wait for the errand, which has it open by
+        // itself then, and for nobody else. Where that fails, it is opened again.
+        let close = taken.file.take().map(Action::Close);
+        close.into_iter().chain([Action::TakeBack { owner: taken.owner, id, name: taken.name.clone() }]).collect()
     }
 
     /// The memory of a file is the kernel's again; where not, that is tried again.
@@ -682,7 +685,8 @@ impl<F: Clone> Broker<F> {
         if !taken.is_settled() {
             return Vec::new();
         }
-        if !seen.seized {
+        // One that is being taken from somebody belongs to this process already, and is still that one's affair: so after a kill in between.
+        if !seen.seized && (seen.owner != self.own_user || taken.user == self.own_user) {
             taken.owner = seen.owner;
         }
         // What was added is counted, whenever that was, and is not to stay.
@@ -1121,12 +1125,26 @@ mod tests {
     }
 
     #[test]
+    fn what_is_being_taken_from_somebody_is_his_affair_also_after_a_kill_in_between() {
+        let (mut broker, _) = broker(Some(1));
+        // It belongs to the server by now, and its mode has not been changed yet.
+        let Event::Seen(_, seen) = seen_at(ID, 3, 3, 1) else { unreachable!() };
+        let actions = broker.handle(Event::Seen(ID, Seen { owner: broker.own_user, ..seen }), at(1));
+        let owners = actions.iter().filter_map(|action| match action {
+            Action::Seize { owner, .. } | Action::Shrink { owner, .. } | Action::TakeBack { owner, .. } => Some(*owner),
+            _ => None,
+        });
+        assert_eq!(owners.collect::<Vec<_>>(), [1000]);
+    }
+
+    #[test]
     fn what_nobody_has_any_more_is_emptied_once_at_a_time() {
         let (mut broker, name) = broker(Some(1));
         assert!(broker.handle(Event::Unused(ID), at(1)).is_empty(), "it is somebody's");
         broker.let_go(ID);
         assert_eq!(broker.handle(Event::Seized(ID, true), at(1)), [Action::AskIfUnused { id: ID, file: 1 }]);
-        let empty = [Action::TakeBack { owner: 1000, id: ID, name }];
+        // Closed first, so that the errand is the last to have it.
+        let empty = [Action::Close(1), Action::TakeBack { owner: 1000, id: ID, name }];
         assert_eq!(broker.handle(Event::Unused(ID), at(1)), empty);
         // That takes its time, and is looked at meanwhile.
         let Event::Seen(_, seen) = seen_at(ID, 2, 2, 1) else { unreachable!() };
@@ -1135,9 +1153,11 @@ mod tests {
         assert!(broker.handle(Event::Unused(ID), at(2)).is_empty() && broker.let_go(ID).is_none());
         // In vain: it is tried again.
         assert!(broker.handle(Event::TakenBack(ID, false), at(3)).is_empty());
+        assert!(broker.handle(seen(), at(4)).is_empty(), "it is not open");
+        assert!(broker.handle(Event::Opened(ID, 1), at(4)).is_empty());
         assert_eq!(broker.handle(seen(), at(4)), [Action::AskIfUnused { id: ID, file: 1 }]);
         assert_eq!(broker.handle(Event::Unused(ID), at(4)), empty);
-        assert_eq!(broker.handle(Event::TakenBack(ID, true), at(5)), [Action::Close(1)]);
+        assert!(broker.handle(Event::TakenBack(ID, true), at(5)).is_empty());
         assert!(broker.state.taken.is_empty());
     }
 

@@ -13,7 +13,7 @@ use super::protocol::{Answer, Code, REQUEST_MOST};
 use super::server::{Done, Reply, Shared};
 use super::unread::Unread;
 use crate::sys::seqpacket::Peer;
-use crate::sys::stranger::{Listener, Stranger};
+use crate::sys::stranger::{self, Listener, Stranger};
 use crate::sys::{Errno, clock};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
@@ -217,7 +217,7 @@ impl Common {
     /// Takes in some of those who want to connect. Returns whether there was room for them.
     fn take_in(&self, watch: &mut Watch) -> bool {
         for _ in 0..AT_ONCE {
-            let socket = match watch.listener.accept() {
+            let mut socket = match watch.listener.accept() {
                 Ok(socket) => socket,
                 Err(Errno(libc::EAGAIN)) => return true,
                 Err(_) => return false,
@@ -227,6 +227,7 @@ impl Common {
             watch.next_number += 1;
             let heard_ns = AtomicU64::new(clock::now_ns());
             let account = self.shared.broker().state.settings.quotas.subordinates.account_of(peer.user);
+            socket.set_account(account);
             let connection = Arc::new(Connection { number, socket, peer, account, heard_ns });
             if !self.has_room(account) {
                 self.shared.broker().state.counters.refused += 1;
@@ -244,12 +245,14 @@ impl Common {
     }
 
     fn has_room(&self, account: u32) -> bool {
+        let (all_unclosed, unclosed) = stranger::unclosed(account);
         let connections = lock(&self.connections);
         let mut unread = lock(&self.unread);
         let capacity = &self.shared.capacity;
-        let own =
-            |unread: &Unread<_>| connections.values().filter(|one| one.account == account).count() + unread.of(account);
-        let takes_in = |unread: &Unread<_>| capacity.takes_in(account, connections.len() + unread.len(), own(unread));
+        let own = connections.values().filter(|one| one.account == account).count() + unclosed;
+        let own = |unread: &Unread<_>| own + unread.of(account);
+        let all = connections.len() + all_unclosed;
+        let takes_in = |unread: &Unread<_>| capacity.takes_in(account, all + unread.len(), own(unread));
         let mut has_room = takes_in(&unread);
         let mut gone = Vec::new();
         if !has_room {
@@ -257,7 +260,7 @@ impl Common {
             has_room = takes_in(&unread);
         }
         // What others leave unread is no reason to refuse somebody who has few himself.
-        if !has_room && capacity.takes_in(account, connections.len(), own(&unread)) {
+        if !has_room && capacity.takes_in(account, all, own(&unread)) {
             gone.extend(unread.take_most());
             has_room = takes_in(&unread);
         }
@@ -292,8 +295,12 @@ impl Common {
             now_ns.saturating_sub(connection.heard_ns.load(Ordering::Relaxed)) >= IDLE.as_nanos() as u64
         };
         let idle: Vec<_> = lock(&self.connections).values().filter(|connection| idle(connection)).cloned().collect();
+        if idle.is_empty() {
+            return;
+        }
+        let holding = self.shared.holding();
         // A worker may be at one of them; it then finds it ended.
-        idle.iter().filter(|connection| !self.shared.holds(connection.number)).for_each(|one| one.socket.end());
+        idle.iter().filter(|connection| !holding.contains(&connection.number)).for_each(|one| one.socket.end());
     }
 
     /// The life of a thread.

@@ -23,10 +23,10 @@ use crate::sys::stranger::{Listener, LowNumbers};
 use crate::sys::{Errno, HUGE_PAGE_SIZE, cgroup, clock, process, procfs, shared_file, topology};
 use crate::units::Bytes;
 use rustix::event::{EventfdFlags, eventfd};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::{File, Permissions};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -332,8 +332,10 @@ impl Shared {
                 None
             }
             Action::Close(file) => {
-                // Where its name was gone, it may not be empty; nobody has it.
-                let _ = file.set_len(0);
+                // Where root has removed its name by hand, nobody else empties it. Somebody may keep it (`O_PATH`).
+                if file.metadata().is_ok_and(|facts| facts.nlink() == 0) {
+                    let _ = file.set_len(0);
+                }
                 None
             }
             Action::Boost => {
@@ -477,9 +479,11 @@ impl Shared {
         }
     }
 
-    /// Whether a connection holds something.
-    pub fn holds(&self, connection: u64) -> bool {
-        self.broker().state.taken.values().any(|taken| taken.life == Life::Connection(connection))
+    /// The connections that hold something.
+    pub fn holding(&self) -> HashSet<u64> {
+        let of =
+            |taken: &TakenFile<_>| if let Life::Connection(connection) = taken.life { Some(connection) } else { None };
+        self.broker().state.taken.values().filter_map(of).collect()
     }
 
     /// Takes back what a connection has held that its client has left.

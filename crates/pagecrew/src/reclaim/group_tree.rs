@@ -6,7 +6,7 @@
 use crate::group::mounts;
 use crate::sys::Errno;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::OsStr;
 use std::fs;
 use std::mem::MaybeUninit;
@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 
 /// So many directories are watched at most, those near the top first. The kernel needs memory for each, and has a limit of its own.
 const DIRECTORIES_MOST: usize = 8192;
+/// When so many have gone, it is looked for those that were left out.
+const GONE_MOST: usize = DIRECTORIES_MOST / 8;
 
 /// Which groups are meant.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -61,14 +63,22 @@ pub enum Change {
 }
 
 /// The directories, as they are known.
+///
+/// **Life of a directory.** It is watched when the one above it says that it was made, and no longer when that one says that it was removed.
+/// A directory of a control group says nothing of its own end (before Linux 7.1), and its watch would stay, and keep the kernel's memory for it.
 #[derive(Debug)]
 pub struct Tree {
     inotify: OwnedFd,
+    /// By the number of the watch.
     watched: BTreeMap<i32, PathBuf>,
+    /// The watch of each.
+    watches: HashMap<PathBuf, i32>,
     choice: Choice,
     named: Vec<PathBuf>,
     /// Directories that are not watched, because there are too many.
     left_out: u64,
+    /// Directories that have gone since some are left out.
+    gone: usize,
 }
 
 impl Tree {
@@ -84,7 +94,8 @@ impl Tree {
     fn below(tops: Vec<PathBuf>, choice: Choice) -> Result<(Tree, Vec<Change>), Errno> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         let named = choice.directories();
-        let mut tree = Tree { inotify, watched: BTreeMap::new(), choice, named, left_out: 0 };
+        let (watched, watches) = (BTreeMap::new(), HashMap::new());
+        let mut tree = Tree { inotify, watched, watches, choice, named, left_out: 0, gone: 0 };
         let mut changes = Vec::new();
         if tree.choice != Choice::None {
             tree.walk(tops, &mut changes);
@@ -120,7 +131,8 @@ impl Tree {
     }
 
     fn watch(&mut self, path: &Path) -> bool {
-        let flags = WatchFlags::CREATE | WatchFlags::CLOSE_WRITE | WatchFlags::DELETE_SELF | WatchFlags::ONLYDIR;
+        let flags =
+            WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVE | WatchFlags::CLOSE_WRITE | WatchFlags::ONLYDIR;
         if self.watched.len() >= DIRECTORIES_MOST {
             self.left_out += 1;
             return false;
@@ -128,6 +140,10 @@ impl Tree {
         match inotify::add_watch(&self.inotify, path, flags) {
             Ok(watch) => {
                 self.watched.insert(watch, path.to_owned());
+                // Another one had the name, if there was a watch by it.
+                if let Some(before) = self.watches.insert(path.to_owned(), watch).filter(|&before| before != watch) {
+                    self.end_watch(before);
+                }
                 true
             }
             // The kernel's own limit (fs.inotify.max_user_watches).
@@ -139,7 +155,22 @@ impl Tree {
         }
     }
 
-    /// What has changed since the last time. `None` where so much has that the kernel has lost count: then a new tree is to be made.
+    fn end_watch(&mut self, watch: i32) {
+        self.watched.remove(&watch);
+        // The kernel may have ended it by itself.
+        let _ = inotify::remove_watch(&self.inotify, watch);
+    }
+
+    /// The directory has gone.
+    fn forget(&mut self, path: &Path) {
+        if let Some(watch) = self.watches.remove(path) {
+            self.end_watch(watch);
+            self.gone += usize::from(self.left_out > 0);
+        }
+    }
+
+    /// What has changed since the last time. `None` where a new tree is to be made: so much has that the kernel has lost count, a group was given
+    /// another name (version 1), or there is room again for some that were left out.
     pub fn changes(&mut self) -> Option<Vec<Change>> {
         let mut room = [MaybeUninit::uninit(); 16 << 10];
         let mut seen = Vec::new();
@@ -157,7 +188,16 @@ impl Tree {
             }
             let Some(path) = self.watched.get(&watch).cloned() else { continue };
             if events.contains(ReadFlags::IGNORED) {
-                self.watched.remove(&watch);
+                // The mount has gone, or nobody has heard of a removal yet.
+                self.forget(&path);
+                changes.push(Change::Gone(path));
+            } else if events.intersects(ReadFlags::MOVED_FROM | ReadFlags::MOVED_TO)
+                && events.contains(ReadFlags::ISDIR)
+            {
+                return None;
+            } else if events.contains(ReadFlags::DELETE | ReadFlags::ISDIR) {
+                let path = path.join(OsStr::from_bytes(&name));
+                self.forget(&path);
                 changes.push(Change::Gone(path));
             } else if events.contains(ReadFlags::CREATE | ReadFlags::ISDIR) {
                 self.walk(vec![path.join(OsStr::from_bytes(&name))], &mut changes);
@@ -178,7 +218,7 @@ impl Tree {
                 }
             }
         }
-        Some(changes)
+        (self.gone < GONE_MOST).then_some(changes)
     }
 }
 
@@ -216,11 +256,66 @@ mod tests {
         fs::write(path("c/cgroup.subtree_control"), "+memory").unwrap();
         assert_eq!(tree.changes(), Some(vec![Change::Look(path("c/d"))]));
         fs::remove_dir(path("c/d/e")).unwrap();
-        assert_eq!(tree.changes(), Some(vec![Change::Gone(path("c/d/e"))]));
+        let gone = tree.changes().unwrap();
+        assert!(!gone.is_empty() && gone.iter().all(|change| *change == Change::Gone(path("c/d/e"))), "{gone:?}");
         // A group may have the name of one that has gone.
         fs::create_dir(path("c/d/e")).unwrap();
         assert_eq!(tree.changes(), Some(vec![Change::Look(path("c/d/e"))]));
-        assert_eq!(tree.left_out(), 0);
+        // Also before anybody has heard of the end of that.
+        fs::remove_dir(path("c/d/e")).unwrap();
+        fs::create_dir(path("c/d/e")).unwrap();
+        assert_eq!(tree.changes().unwrap().last(), Some(&Change::Look(path("c/d/e"))));
+        fs::write(path("c/d/e/memory.max"), "5").unwrap();
+        assert_eq!(tree.changes(), Some(vec![Change::Look(path("c/d/e"))]));
+        assert_eq!((tree.left_out(), tree.watched.len(), tree.watches.len()), (0, 6, 6));
+        // With another name it is another one: all are looked at anew.
+        fs::rename(path("c/d"), path("c/f")).unwrap();
+        assert_eq!(tree.changes(), None);
+    }
+
+    /// Containers come and go all day. A directory of a control group does not behave as others do, so these are some.
+    #[test]
+    fn groups_that_come_and_go_leave_nothing_behind() {
+        let top = tempfile::tempdir().unwrap();
+        let point = mounts::of_memory()
+            .first()
+            .map(|mount| mount.point().join(format!("pagecrew-tree-{}", std::process::id())));
+        let group = point.filter(|group| fs::create_dir(group).is_ok());
+        let path = group.as_deref().unwrap_or(top.path());
+        let (mut tree, _) = tree(path, Choice::All);
+        for round in 0..2000 {
+            let inside = path.join(format!("g{}", round % 3));
+            fs::create_dir(&inside).unwrap();
+            if round % 2 == 0 {
+                assert!(tree.changes().unwrap().contains(&Change::Look(inside.clone())));
+            }
+            fs::remove_dir(&inside).unwrap();
+            assert_eq!(tree.changes().unwrap().last(), Some(&Change::Gone(inside)));
+            assert_eq!((tree.watched.len(), tree.watches.len(), tree.left_out()), (1, 1, 0));
+        }
+        if let Some(group) = &group {
+            fs::remove_dir(group).unwrap();
+        }
+    }
+
+    #[test]
+    fn those_that_were_left_out_come_when_others_have_gone() {
+        let top = tempfile::tempdir().unwrap();
+        for number in 0..DIRECTORIES_MOST + 10 {
+            fs::create_dir(top.path().join(number.to_string())).unwrap();
+        }
+        let (mut tree, _) = tree(top.path(), Choice::All);
+        assert_eq!(tree.left_out(), 11);
+        let mut removed = 0;
+        for number in 0..GONE_MOST {
+            fs::remove_dir(top.path().join(number.to_string())).unwrap();
+            removed += 1;
+            if tree.changes().is_none() {
+                break;
+            }
+        }
+        assert_eq!(removed, GONE_MOST);
+        assert_eq!(self::tree(top.path(), Choice::All).0.left_out(), 0);
     }
 
     #[test]

@@ -31,6 +31,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+/// After so long it is asked again which groups there are, where the kernel refused to say.
+const RETRY: Duration = Duration::from_secs(60);
 /// So many groups are served at most.
 const GROUPS_MOST: usize = 1000;
 /// Writers, at most; and no more than CPUs.
@@ -112,7 +114,7 @@ pub enum GroupEvent {
     },
     /// There are more groups than are served.
     TooMany,
-    /// Groups are served no longer, or not all of them, since the kernel refuses to say which there are.
+    /// Groups are not served for now, or not all of them, since the kernel refuses to say which there are. It is tried again.
     Unwatched(Errno),
     /// Groups of version 1 are not served, since the kernel refuses what cuts its reclaim short there (a tracepoint, `perf_event_open`).
     Uninterruptible(Errno),
@@ -153,6 +155,10 @@ struct State {
     held: Option<PathBuf>,
     standing: GroupStanding,
     too_many: bool,
+    /// A group was left out since it was last looked which there are, because there were too many.
+    left_out: bool,
+    /// It was said that the kernel does not tell which groups there are.
+    unwatched: bool,
     /// It was said that groups of version 1 are not served.
     uninterruptible: bool,
     /// Until when somebody waits by the time; others wait until they are needed.
@@ -232,6 +238,8 @@ impl Groups {
             held: None,
             standing: GroupStanding::default(),
             too_many: false,
+            left_out: false,
+            unwatched: false,
             uninterruptible: false,
             timed: None,
             changed: false,
@@ -323,14 +331,19 @@ impl Shared {
     fn listener(&self) {
         let mut tree = None;
         self.look_around(&mut tree);
+        // Which groups there are is asked again where the kernel refused to say.
+        let retry = |tree: &Option<Tree>| tree.is_none().then(|| now_ns() + RETRY.as_nanos() as u64);
+        let mut retry_ns = retry(&tree);
         let mut events = Vec::with_capacity(256);
         let mut surveys: Option<Surveys> = None;
         loop {
             events.clear();
-            let pause = surveys.as_ref().map(|surveys| timespec(surveys.next_ns.saturating_sub(now_ns())));
+            let survey_ns = surveys.as_ref().map(|surveys| surveys.next_ns);
+            let next_ns = survey_ns.into_iter().chain(retry_ns).min();
+            let pause = next_ns.map(|next_ns| timespec(next_ns.saturating_sub(now_ns())));
             // Interrupted is as good as late.
             let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), pause.as_ref());
-            let mut anew = false;
+            let mut anew = retry_ns.is_some_and(|retry_ns| now_ns() >= retry_ns);
             for event in &events {
                 match event.data.u64() {
                     BELL => {
@@ -353,11 +366,13 @@ impl Shared {
                     number => self.heard(number),
                 }
             }
+            anew |= self.has_room_again();
             if anew {
                 // Whoever is held may not be meant any more.
                 surveys = None;
                 self.hold(None);
                 self.look_around(&mut tree);
+                retry_ns = retry(&tree);
             }
             let demand = self.demand.load(Relaxed);
             if demand || surveys.as_ref().is_some_and(|surveys| surveys.share.holds()) {
@@ -433,7 +448,11 @@ impl Shared {
 
     /// Finds out anew which groups there are.
     fn look_around(&self, tree: &mut Option<Tree>) {
-        let choice = self.lock().options.choice.clone();
+        let choice = {
+            let mut state = self.lock();
+            state.left_out = false;
+            state.options.choice.clone()
+        };
         match Tree::new(choice) {
             Ok((new, changes)) => {
                 let _ = epoll::add(&self.epoll, &new, EventData::new_u64(TREE), EventFlags::IN);
@@ -443,9 +462,21 @@ impl Shared {
                 *tree = Some(new);
                 self.keep_only(&changes);
                 self.follow(changes);
+                self.lock().unwatched = false;
             }
-            Err(errno) => (self.tell)(GroupEvent::Unwatched(errno)),
+            Err(errno) => {
+                *tree = None;
+                if !std::mem::replace(&mut self.lock().unwatched, true) {
+                    (self.tell)(GroupEvent::Unwatched(errno));
+                }
+            }
         }
+    }
+
+    /// Whether groups were left out, and others have gone since.
+    fn has_room_again(&self) -> bool {
+        let state = self.lock();
+        state.left_out && state.places.len() <= GROUPS_MOST / 8 * 7
     }
 
     fn too_many(&self) {
@@ -454,7 +485,7 @@ impl Shared {
         }
     }
 
-    /// The kernel says that tasks of the group were at its limit, or that it has gone.
+    /// The kernel says that tasks of the group were at its limit (and in version 1 that it has gone).
     fn heard(&self, number: u64) {
         let mut state = self.lock();
         let Some(place) = state.places.get_mut(&number) else { return };
@@ -479,11 +510,12 @@ impl Shared {
         let group = Group::at(path).ok().flatten().filter(|group| held || group.limit().is_some());
         let Some(group) = group.filter(group_support::serves) else { return self.forget(path) };
         {
-            let state = self.lock();
+            let mut state = self.lock();
             if state.by_path.contains_key(path) || state.ending {
                 return;
             }
             if state.places.len() >= GROUPS_MOST {
+                state.left_out = true;
                 drop(state);
                 return self.too_many();
             }

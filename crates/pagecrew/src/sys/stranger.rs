@@ -14,17 +14,18 @@
 //! what is to be closed gets one of the low ones for that.
 
 use super::seqpacket::{Packet, Socket};
-use super::{Errno, thread};
+use super::{Errno, sched, thread};
 use rustix::io::DupFlags;
 use rustix::process::{Resource, getrlimit};
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// So many threads of the process may be about to close something. What comes beyond that stays open as long as the process lives.
-const THREADS: usize = 512;
+/// So many threads may be at closing what one account has sent, and so many in all. What comes beyond that waits, still open.
+const THREADS_OF_ONE: usize = 8;
+const THREADS: usize = 256;
 /// What such a thread needs of a stack.
 const STACK: usize = 64 << 10;
 /// Connections of strangers have no numbers below this, where the process may have several times as many descriptors.
@@ -89,7 +90,7 @@ impl Listener {
             // What can't be told from the end would hide what comes behind it.
             socket.tell_packets_from_the_end()?;
         }
-        Ok(Stranger { socket: Some(socket), refuses: self.refuses, low: self.low.clone() })
+        Ok(Stranger { socket: Some(socket), refuses: self.refuses, low: self.low.clone(), account: 0 })
     }
 
     /// See [`Socket::do_not_wait`].
@@ -127,9 +128,16 @@ pub struct Stranger {
     /// No descriptors can be in it.
     refuses: bool,
     low: Option<Arc<LowNumbers>>,
+    /// On whose account it is.
+    account: u32,
 }
 
 impl Stranger {
+    /// From now on it is on this account. Without, it is on root's.
+    pub fn set_account(&mut self, account: u32) {
+        self.account = account;
+    }
+
     /// Puts the next packet into `room`, without waiting. What brings descriptors stays where it is.
     ///
     /// # Errors
@@ -168,16 +176,80 @@ impl Drop for Stranger {
     fn drop(&mut self) {
         let is_harmless = self.refuses || self.clear();
         if let Some(socket) = self.socket.take().filter(|_| !is_harmless) {
-            close_elsewhere(socket.into(), self.low.as_deref());
+            let mut closing = closing();
+            closing.waiting.push((self.account, (socket.into(), self.low.clone())));
+            go_on(&mut closing);
         }
     }
 }
 
-/// Threads that are about to close something, which their end does.
-static CLOSING: AtomicUsize = AtomicUsize::new(0);
+/// What is being closed, or is to be, by the accounts of those who have sent it. Each thread counts until it has gone: its end is what closes, and
+/// may take as long as a file system in user space likes.
+#[derive(Debug)]
+struct Closing<T, D> {
+    threads: Vec<(u32, T)>,
+    waiting: Vec<(u32, D)>,
+}
 
-/// Starts a thread that has `number` alone and whose end closes it. Returns what it waits for before it ends: that is dropped.
-fn start_closing(number: RawFd) -> Option<Sender<()>> {
+impl<T, D> Closing<T, D> {
+    const fn new() -> Closing<T, D> {
+        Closing { threads: Vec::new(), waiting: Vec::new() }
+    }
+
+    /// How many there are in all, and of the account.
+    fn count(&self, account: u32) -> (usize, usize) {
+        let all = || self.threads.iter().map(|(of, _)| *of).chain(self.waiting.iter().map(|(of, _)| *of));
+        (all().count(), all().filter(|&of| of == account).count())
+    }
+
+    /// Begins to close what waits, as far as there may be threads for it: `start` says which one that is, or gives back what it can't close now.
+    fn go_on(&mut self, lives: impl Fn(&T) -> bool, mut start: impl FnMut(D) -> Result<T, D>) {
+        self.threads.retain(|(_, thread)| lives(thread));
+        for (account, descriptor) in std::mem::take(&mut self.waiting) {
+            let of_one = self.threads.iter().filter(|(of, _)| *of == account).count();
+            if self.threads.len() >= THREADS || of_one >= THREADS_OF_ONE {
+                self.waiting.push((account, descriptor));
+                continue;
+            }
+            match start(descriptor) {
+                Ok(thread) => self.threads.push((account, thread)),
+                Err(descriptor) => self.waiting.push((account, descriptor)),
+            }
+        }
+    }
+}
+
+/// That of this process.
+static CLOSING: Mutex<Closing<ThreadId, Waiting>> = Mutex::new(Closing::new());
+
+/// The number of a thread.
+type ThreadId = i32;
+type Waiting = (OwnedFd, Option<Arc<LowNumbers>>);
+
+fn closing() -> MutexGuard<'static, Closing<ThreadId, Waiting>> {
+    CLOSING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How many connections that are over can't be closed yet, in all and of the account, because of what was sent through them. Each of them has a
+/// descriptor still, or a thread.
+pub fn unclosed(account: u32) -> (usize, usize) {
+    let mut closing = closing();
+    if closing.threads.is_empty() && closing.waiting.is_empty() {
+        return (0, 0);
+    }
+    go_on(&mut closing);
+    closing.count(account)
+}
+
+fn go_on(closing: &mut Closing<ThreadId, Waiting>) {
+    let lives = |thread: &ThreadId| Path::new(&format!("/proc/self/task/{thread}")).exists();
+    closing.go_on(lives, |(descriptor, low)| {
+        start_closing(descriptor, low.as_deref()).map_err(|descriptor| (descriptor, low))
+    });
+}
+
+/// Starts a thread that has `number` alone and whose end closes it. Returns its number, and what it waits for before it ends: that is dropped.
+fn closing_thread(number: RawFd) -> Option<(ThreadId, Sender<()>)> {
     let (has_parted, parted) = channel();
     let (may_close, is_closed_here) = channel::<()>();
     let close = move || {
@@ -186,43 +258,45 @@ fn start_closing(number: RawFd) -> Option<Sender<()>> {
         let tell = |parted| {
             let _ = has_parted.send(parted);
         };
-        if let Err(error) = thread::keep_descriptor(number, || tell(Ok(()))) {
+        if let Err(error) = thread::keep_descriptor(number, || tell(Ok(sched::thread_id()))) {
             tell(Err(error));
         }
         // The last one to close it is the one that may have to wait.
         let _ = is_closed_here.recv();
-        CLOSING.fetch_sub(1, Ordering::Relaxed);
         // The end of the thread closes what is left in its table. Closed before, a socket that lingers would keep it here.
     };
-    let builder = std::thread::Builder::new().name("closes".into()).stack_size(STACK);
-    if CLOSING.fetch_add(1, Ordering::Relaxed) >= THREADS || builder.spawn(close).is_err() {
-        CLOSING.fetch_sub(1, Ordering::Relaxed);
-        return None;
+    std::thread::Builder::new().name("closes".into()).stack_size(STACK).spawn(close).ok()?;
+    match parted.recv() {
+        Ok(Ok(thread)) => Some((thread, may_close)),
+        _ => None,
     }
-    matches!(parted.recv(), Ok(Ok(()))).then_some(may_close)
 }
 
-/// Closes `descriptor`, however long that takes, while others go on. Where that can't be done, it stays open.
-fn close_elsewhere(descriptor: OwnedFd, low: Option<&LowNumbers>) {
+/// Has a thread close `descriptor`, however long that takes, while others go on. Gives it back where that can't be done now.
+fn start_closing(descriptor: OwnedFd, low: Option<&LowNumbers>) -> Result<ThreadId, OwnedFd> {
     let Some(low) = low else {
-        match start_closing(descriptor.as_raw_fd()) {
-            Some(_ends) => drop(descriptor),
-            None => std::mem::forget(descriptor),
-        }
-        return;
+        return match closing_thread(descriptor.as_raw_fd()) {
+            Some((thread, _ends)) => {
+                drop(descriptor);
+                Ok(thread)
+            }
+            None => Err(descriptor),
+        };
     };
     let mut slot = low.slot.lock().unwrap_or_else(PoisonError::into_inner);
     if rustix::io::dup3(&descriptor, &mut slot, DupFlags::CLOEXEC).is_err() {
-        return std::mem::forget(descriptor);
+        return Err(descriptor);
     }
-    let ends = start_closing(slot.as_raw_fd());
-    match ends {
-        Some(_) => drop(descriptor),
-        None => std::mem::forget(descriptor),
-    }
+    let started = match closing_thread(slot.as_raw_fd()) {
+        Some(started) => {
+            drop(descriptor);
+            Ok(started)
+        }
+        None => Err(descriptor),
+    };
     // Not the last one, either: the thread has one, or it stays open.
     let _ = rustix::io::dup3(&low.held[0], &mut slot, DupFlags::CLOEXEC);
-    drop(ends);
+    started.map(|(thread, _ends)| thread)
 }
 
 #[cfg(test)]
@@ -308,7 +382,37 @@ mod tests {
             let stranger = listener.accept().unwrap();
             assert_eq!(stranger.receive(&mut [0; 16]).unwrap().len, 0);
         });
-        assert_eq!(CLOSING.load(Ordering::Relaxed), 0);
+        eventually("a thread counts that has gone", || unclosed(0) == (0, 0));
+    }
+
+    /// Account 1 sends what is never closed.
+    #[test]
+    fn whoever_sends_what_is_never_closed_has_few_threads_and_the_others_have_theirs() {
+        let mut closing = Closing::new();
+        let mut started = 0;
+        for number in 0..100 {
+            closing.waiting.push((1, number));
+            closing.go_on(|_| true, |descriptor| (descriptor != 50).then(|| started += 1).ok_or(descriptor));
+        }
+        assert_eq!(
+            (closing.threads.len(), closing.waiting.len(), closing.count(1), closing.count(2)),
+            (8, 92, (100, 100), (100, 0))
+        );
+        closing.waiting.push((2, 100));
+        closing.go_on(|_| true, |_| Ok(()));
+        assert_eq!((closing.threads.len(), closing.count(2)), (9, (101, 1)));
+        // All come to their end at last.
+        for left in [84, 76, 68] {
+            closing.go_on(|_| false, |_| Ok(()));
+            assert_eq!(closing.waiting.len(), left);
+        }
+        while closing.count(1).0 > 0 {
+            closing.go_on(|_| false, |_| Ok(()));
+        }
+        // Where no thread can be started it waits, and is not lost.
+        closing.waiting.push((1, 7));
+        closing.go_on(|_| true, Err);
+        assert_eq!(closing.waiting, [(1, 7)]);
     }
 
     #[test]
