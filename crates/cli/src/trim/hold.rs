@@ -9,6 +9,7 @@ use pagecrew::group::{Group, HoldError, Holder, Holds, Relief, Standing};
 use pagecrew::sys::Errno;
 use pagecrew::sys::clock::{now_ns, thread_cpu_ns};
 use std::os::fd::RawFd;
+use std::path::Path;
 
 /// A group that is not held is looked for so often, or more rarely where that takes more than a thousandth of a CPU.
 const RETRY_NS: u64 = 1_000_000_000;
@@ -153,6 +154,11 @@ impl Wards {
     }
 }
 
+/// The group at `path` was held by a process that was killed together with its guard, and is not any more.
+pub fn say_undone(path: &Path) {
+    note(&format!("{}: was held by a process that was killed; that is undone", path.display()));
+}
+
 impl Ward {
     fn new(name: &str) -> Ward {
         Ward {
@@ -195,7 +201,7 @@ impl Ward {
         match Holder::new(&group) {
             Ok(holder) => {
                 if holder.found_one_left() {
-                    note(&format!("{}: was held by a process that was killed; that is undone", group.path().display()));
+                    say_undone(group.path());
                 }
                 (self.may_change, self.taken_over) = (holder.may_change(), false);
                 self.holder = Some(holder);
@@ -244,7 +250,10 @@ impl Ward {
             let _ = holder.again();
         }
         if todo.given_up {
-            note(&format!("{}: at its memory limit, and there is nothing to give back: left to the kernel", self.name));
+            self.said.note(&format!(
+                "{}: at its memory limit, and there is nothing to give back: left to the kernel",
+                self.name
+            ));
         }
         if self.may_change && !holder.may_change() {
             (self.may_change, self.taken_over) = (false, true);

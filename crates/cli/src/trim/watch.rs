@@ -1,7 +1,7 @@
 //! Trimming for as long as it is wanted.
 
 use super::config::TABLE;
-use super::hold::Wards;
+use super::hold::{Wards, say_undone};
 use super::metrics::Board;
 use super::session::Report;
 use super::worker::{Said, Worker};
@@ -10,6 +10,7 @@ use crate::failure::Failure;
 use crate::output::{Sparing, note, print};
 use crate::service::{Event, Service};
 use crate::settings::note_fixed;
+use pagecrew::group;
 use pagecrew::sys::clock::now_ns;
 use pagecrew::units::Bytes;
 use std::io::IsTerminal;
@@ -36,6 +37,10 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
     // Before there is anything open that it should not have.
     let mut worker = Worker::start(job.clone(), board.clone())?;
     let metrics = job.metrics.as_ref().map(|address| board.serve(address)).transpose()?;
+    // Of any watch before this one: nobody else does it, whichever groups this one is to hold.
+    if !job.options.dry_run {
+        group::undo_what_was_left().iter().for_each(|path| say_undone(path));
+    }
     // Groups don't wait for the first search, in which a process may be in the way for long.
     let mut wards = Wards::default();
     wards.begin(&job)?;

@@ -460,8 +460,11 @@ impl Thread {
     fn begin(&mut self, rush: Rush) -> Before {
         let begin_ns = thread_cpu_ns();
         self.say(Said::Rushing { ticket: rush.ticket });
+        // Since it was asked for, the group may have been taken out of the settings.
+        let is_meant = self.session.job().selection.groups().contains(&rush.group);
         // What was started since the last time is what needs the memory.
-        let members = self.session.refresh_group(&rush.group).unwrap_or_else(|failure| {
+        let members = if is_meant { self.session.refresh_group(&rush.group) } else { Ok(BTreeSet::new()) };
+        let members = members.unwrap_or_else(|failure| {
             self.say(Said::Trouble(failure.to_string()));
             BTreeSet::new()
         });

@@ -5,7 +5,7 @@
 use super::guard::{Guard, Ours, Undo};
 use super::lock::{Lock, LockError};
 use super::marker::Marker;
-use super::{FILES_V1, Group, Version, field, groups, number, text};
+use super::{FILES_V1, FILES_V2, Files, Group, Version, field, groups, mounts, number, text};
 use crate::sys::cgroup::NO_LIMIT;
 use crate::sys::{Errno, PAGE_SIZE, procfs};
 use rustix::event::{EventfdFlags, eventfd};
@@ -95,7 +95,7 @@ impl Group {
     ///
     /// A child process, the *guard*, undoes all this if this process ends without dropping the hold, also by SIGKILL. If both
     /// are killed at once, the group stays held until the next hold on it, which finds a marker and undoes it first
-    /// ([`Hold::found_one_left`]; 5.7). By hand, `echo 0 > memory.oom_control` (version 1) or `echo max > memory.high` (version 2) lets it go.
+    /// ([`Hold::found_one_left`]; 5.7), or until [`undo_what_was_left`]. By hand, `echo 0 > memory.oom_control` (version 1) or `echo max > memory.high` (version 2) lets it go.
     ///
     /// # Errors
     /// See [`HoldError`].
@@ -231,6 +231,26 @@ pub struct Hold {
     /// The groups below that have been seen (version 1).
     known: BTreeSet<u64>,
     found_one_left: bool,
+}
+
+/// Lets all groups of this machine go that are held still by processes that were killed together with their guards, and returns which those were.
+/// Groups that a process holds stay as they are. Costs an `open` for each group.
+pub fn undo_what_was_left() -> Vec<PathBuf> {
+    mounts::of_memory().iter().flat_map(|mount| undo_what_was_left_below(mount.point())).collect()
+}
+
+pub(super) fn undo_what_was_left_below(top: &Path) -> Vec<PathBuf> {
+    let undo = |path: PathBuf| {
+        // Of most groups nobody has ever written anything down.
+        let open = |files: &Files| File::open(path.join(files.control)).ok();
+        let control = [&FILES_V1, &FILES_V2].into_iter().find_map(open)?;
+        Marker::read(&control)?;
+        let group = Group::at(&path).ok()??;
+        let control = group.open(group.files().control, true).ok()?;
+        let _lock = group.hold_lock().ok()?;
+        group.undo_what_was_left(&control).is_ok_and(|undone| undone).then_some(path)
+    };
+    groups(top).unwrap_or_default().into_iter().filter_map(|(path, _)| undo(path)).collect()
 }
 
 /// What a [`Hold`] changes.

@@ -22,7 +22,7 @@ mod tests;
 
 pub(crate) use guard::{Guard, Ours, URGENT, Undo, change_nice};
 pub use held::Standing;
-pub use hold::{Hold, HoldError};
+pub use hold::{Hold, HoldError, undo_what_was_left};
 pub use holder::{Holder, Holds};
 pub(crate) use lock::{Lock, LockError};
 pub(crate) use marker::Marker;

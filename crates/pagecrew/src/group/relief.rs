@@ -30,6 +30,8 @@ const NEAR_MOST: Duration = Duration::from_secs(1);
 /// that up within milliseconds and then sleep, so the first pauses are short.
 const LITTLE_FIRST: Duration = Duration::from_millis(5);
 const LITTLE_MOST: Duration = Duration::from_secs(1);
+/// Where a search takes long, the pauses grow to so many times what it took.
+const LITTLE_PAID: u64 = 4;
 /// How often a held group is searched in vain before it is let go, and how long between: something may be at its pages for a moment.
 const IN_VAIN: usize = 3;
 const BETWEEN: Duration = Duration::from_millis(20);
@@ -263,14 +265,16 @@ impl Relief {
                 self.near.in_vain(paid, now_ns);
             }
             State::Held { .. } if rushed.gone_bytes > 0 => {
-                self.held.worth_it();
                 // Looks that have led to something are not what the budget is to bound.
                 self.paid_ns = 0;
                 self.look_again(now_ns);
                 if rushed.worthwhile() {
+                    self.held.worth_it();
                     self.little.worth_it();
                 } else {
-                    self.little.in_vain(Duration::ZERO, now_ns);
+                    // It ends no episode: some page that was just touched is nearly always there to be found.
+                    let paid = Duration::from_nanos(LITTLE_PAID * rushed.cpu_ns);
+                    self.little.in_vain(paid, now_ns);
                     self.state = State::Between { until_ns: self.little.until_ns(), tried: Tried::default() };
                 }
             }

@@ -444,6 +444,26 @@ fn a_hold_without_holder_and_guard_is_undone_by_the_next() {
 }
 
 #[test]
+fn all_holds_without_holder_and_guard_are_undone_and_no_others() {
+    let Some(top) = TestGroup::new(LIMIT) else { return };
+    let [killed, held, never] = ["killed", "held", "never"].map(|name| top.below(name));
+    for path in [&killed, &held] {
+        fs::write(path.join("memory.limit_in_bytes"), LIMIT.to_string()).unwrap();
+    }
+    killed_with_its_guard(&killed, || oom_kill_disable(&killed) == 1);
+    if marker::Marker::possible(&fs::File::open(killed.join("memory.oom_control")).unwrap()).is_err() {
+        return;
+    }
+    let mut hold = Group::find(held.to_str().unwrap()).unwrap().hold().unwrap();
+    hold.take(0).unwrap();
+    // An operator's own.
+    fs::write(never.join("memory.oom_control"), "1").unwrap();
+    assert_eq!(super::hold::undo_what_was_left_below(&top.0.path), [killed.clone()]);
+    assert_eq!([&killed, &held, &never].map(|path| oom_kill_disable(path)), [0, 1, 1]);
+    assert!(super::hold::undo_what_was_left_below(&top.0.path).is_empty());
+}
+
+#[test]
 fn memory_high_without_holder_and_guard_is_restored_by_the_next() {
     for somebody_else in [false, true] {
         let files = MadeUp::new("99000000000\n", "67108864\n");
