@@ -458,7 +458,7 @@ fn all_holds_without_holder_and_guard_are_undone_and_no_others() {
     hold.take(0).unwrap();
     // An operator's own.
     fs::write(never.join("memory.oom_control"), "1").unwrap();
-    assert_eq!(super::hold::undo_what_was_left_below(&top.0.path), [killed.clone()]);
+    assert_eq!(super::hold::undo_what_was_left_below(&top.0.path), std::slice::from_ref(&killed));
     assert_eq!([&killed, &held, &never].map(|path| oom_kill_disable(path)), [0, 1, 1]);
     assert!(super::hold::undo_what_was_left_below(&top.0.path).is_empty());
 }
