@@ -1,4 +1,4 @@
-//! The process that joins the metrics of all services. It has no rights at all, and nobody of the others is beside the socket that users
+//! The process that joins the metrics of all services. It has no capabilities, and nobody of the others is beside the socket that users
 //! reach.
 
 use super::directory::{OWN, metrics_in};

@@ -121,7 +121,6 @@ pub(super) struct Keeper {
     /// Bytes that were filled.
     filled: u64,
     /// Memory of the machine.
-    total: u64,
     bucket: Bucket,
     /// The settings that gate and bucket were made for.
     cpu: f64,
@@ -164,7 +163,6 @@ impl Keeper {
             stall_us: None,
             reclaimed: None,
             filled: 0,
-            total: procfs::memory_info().map_or(u64::MAX, |memory| memory.total),
             bucket: Bucket::new(cpu * 1e9, SAVED, now),
             cpu,
             floor,
@@ -433,9 +431,7 @@ impl Keeper {
             self.reclaimed = self.vmstat.as_mut().and_then(|vmstat| Some(vmstat.read().ok()?.reclaimed));
             self.stall_us = stall_us;
         }
-        // Memory may have been added.
-        self.total = procfs::memory_info().map_or(self.total, |memory| memory.total);
-        let readings = Readings { now_ns, total: self.total, available, stall_us, reclaimed: self.reclaimed };
+        let readings = Readings { now_ns, total: self.shared.total(), available, stall_us, reclaimed: self.reclaimed };
         self.gate.judge(readings, ready as u64, len as u64)
     }
 

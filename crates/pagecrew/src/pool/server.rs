@@ -28,7 +28,7 @@ use std::fs::{File, Permissions};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -46,6 +46,8 @@ pub(super) struct Shared {
     tasks: Mutex<(u64, HashMap<u64, Task>)>,
     /// The keeper sleeps on it.
     wake: OwnedFd,
+    /// See [`Shared::total`].
+    total: AtomicU64,
     pub stop: AtomicBool,
     /// The filler's process, or 0.
     pub filler: AtomicI32,
@@ -137,12 +139,19 @@ impl Shared {
                 free.min(self.room())
             }
             MemoryFs::Tmpfs => {
-                let machine = procfs::memory_info()
-                    .map_or(u64::MAX, |memory| arbiter::available(&memory, stats::read_ahead(), clock::now_ns()));
+                let machine = procfs::memory_info().map_or(u64::MAX, |memory| {
+                    self.total.store(memory.total, Ordering::Relaxed);
+                    arbiter::available(&memory, stats::read_ahead(), clock::now_ns())
+                });
                 let group = cgroup::memory().map_or(u64::MAX, |group| group.limit.saturating_sub(group.used));
                 machine.min(group)
             }
         }
+    }
+
+    /// Memory of the machine, as it was when it was last asked what is [available](Shared::available). Some may be added.
+    pub fn total(&self) -> u64 {
+        self.total.load(Ordering::Relaxed)
     }
 
     /// Bytes that the mount has room for. What users have added to their files is nobody else's for the moment, however much the machine has.
@@ -586,6 +595,7 @@ impl Server {
             errands: Errands::new(),
             tasks: Mutex::default(),
             wake,
+            total: AtomicU64::new(memory.total),
             stop: AtomicBool::new(false),
             filler: AtomicI32::new(0),
             log,

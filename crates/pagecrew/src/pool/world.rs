@@ -692,8 +692,8 @@ impl World {
         for number in 0..=self.next {
             self.workers[0].queue.push_back(Do::Event(Event::Left(number)));
         }
-        // A seizure that fails is tried again, and what is held up ends.
-        for _ in 0..16 {
+        // A seizure that fails is tried again, and what is held up ends. A file that could not be emptied is opened again first, which may take some looks.
+        for _ in 0..64 {
             while !self.errands.is_empty() {
                 self.errand();
             }

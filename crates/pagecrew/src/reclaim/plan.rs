@@ -1,6 +1,6 @@
 //! When the nodes are looked at and which value the setting gets: pure, time and counters come in as numbers.
 //!
-//! A kernel has one setting for all nodes, so the node that needs most decides. While no node's reclaim in the background works and no
+//! A kernel has one setting for all nodes, so the node that needs most decides, within what every node can bear. While no node's reclaim in the background works and no
 //! demand is left, nothing is looked at: the kernel says when a node's free memory has come to its low watermark, and that is when
 //! everything begins. How much is taken is not known then, and what the kernel keeps free by itself lasts for milliseconds. So the first guess
 //! is the most that may be, until a look has shown more: that costs a machine at rest next to nothing, since nothing can be reclaimed in
@@ -145,9 +145,7 @@ impl Plan {
         }
         let passed = |since_ns: u64| Duration::from_nanos(now_ns.saturating_sub(since_ns));
         let guess = self.step.guess && self.awake_ns.is_some_and(|since| passed(since) < FIRST);
-        if guess {
-            factor = self.most();
-        }
+        factor = if guess { self.most() } else { factor.min(self.most()) };
         if self.hurts(now_ns) {
             factor = self.own;
         }
@@ -167,9 +165,12 @@ impl Plan {
         self.step
     }
 
-    /// The most that the setting gets, which is the first guess.
+    /// The most that the setting gets, which is the first guess: no more than what each node's memory is good for, since all have it. One that is
+    /// nearly full would lose the files that it has.
     fn most(&self) -> u64 {
-        self.nodes.iter().map(|node| node.watermarks.factor(node.law.most())).fold(self.own, u64::max)
+        let with_memory = self.nodes.iter().filter(|node| node.watermarks.managed() > 0);
+        let most = with_memory.map(|node| node.watermarks.factor(node.law.most())).min();
+        most.unwrap_or(self.own).max(self.own)
     }
 
     /// Whether the operator's value does for now, because memory came back from swap.
@@ -365,6 +366,29 @@ mod tests {
         machine.plan.change(0.005);
         machine.run(1000, |_, _| 7 * GIB);
         assert!(machine.watermarks[0].gap(machine.factor) as f64 <= 0.005 * 8.0 * GIB as f64 * 1.01);
+    }
+
+    #[test]
+    fn a_node_that_is_nearly_full_loses_no_files_for_the_others() {
+        let memory = 64 * GIB;
+        let zone = |node| Zone { node, managed: memory, min: memory / 400, low: 0, high: 0 };
+        // The last one has no memory at all.
+        let watermarks = [vec![zone(0)], vec![zone(1)], vec![]];
+        let watermarks: Vec<_> = (0..).zip(&watermarks).map(|(node, zones)| Watermarks::of(node, zones)).collect();
+        let free = memory / 200;
+        let look = |free, files| Look { at_ns: 0, free, files, reclaimed: 0, stalls: 0, busy_ns: 0 };
+        let woken = |files: u64| {
+            let looks = [look(free, 60 * GIB), look(free, files), look(0, 0)];
+            Plan::new(watermarks.clone(), &looks, OWN, 0.025).woken(0)
+        };
+        assert_eq!(woken(60 * GIB), 250);
+        for files in [GIB / 4, GIB, 4 * GIB] {
+            let factor = woken(files);
+            // The thread goes on until as much again is free.
+            let high = 2 * watermarks[1].gap(factor - 1);
+            assert!(factor > OWN && high <= (free + files) / 2, "{files}: {factor}");
+        }
+        assert_eq!(woken(0), watermarks[1].factor(free / 4).max(OWN));
     }
 
     #[test]

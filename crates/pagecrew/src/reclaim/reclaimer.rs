@@ -18,6 +18,8 @@ use std::time::Duration;
 
 /// Far longer than a look takes, also on a machine that is emulated, or whose CPUs are somebody else's most of the time.
 const RUNS_MOST: Duration = Duration::from_secs(1);
+/// The kernel's threads are tried to be had so often while there is demand.
+const URGENCY_AGAIN: Duration = Duration::from_secs(10);
 
 /// What may be done.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -148,6 +150,8 @@ pub struct Reclaimer {
     factor: Factor,
     /// `None` where the kernel's threads may not be more urgent.
     urgency: Option<Urgency>,
+    /// When it was last tried to have that.
+    urgency_tried_ns: Option<u64>,
     /// Others judge by it what is available. Taken away once the setting was put back.
     publisher: Publisher,
     standing: Standing,
@@ -202,6 +206,7 @@ impl Reclaimer {
             plan,
             factor,
             urgency,
+            urgency_tried_ns: None,
             publisher: Publisher::new(),
             standing: Standing::default(),
             said: own,
@@ -334,15 +339,29 @@ impl Reclaimer {
     /// The kernel's threads come before others, at rest as well: when they wake up, what is free is used up before anybody else could make them
     /// so. Where more reclaim would hurt, they don't.
     fn hurry(&mut self) {
-        let urgent = !self.plan.hurts(now_ns());
+        let now = now_ns();
+        let urgent = !self.plan.hurts(now);
         if let Some(urgency) = self.urgency.take_if(|urgency| urgent && !urgency.guarded()) {
             // Its guard was killed. Another one takes its place once the threads are as before.
             drop(urgency);
+            self.urgency_tried_ns = None;
+        }
+        if self.urgency.is_none() && urgent && self.may_try_urgency(now) {
             self.urgency = Urgency::take(numbers(&self.nodes));
         }
         if let Some(urgency) = &mut self.urgency {
             urgency.set(urgent);
         }
+    }
+
+    /// Whether it is time to try to have the threads, where that was in vain: a guard of the process before may not be done with them yet.
+    fn may_try_urgency(&mut self, now_ns: u64) -> bool {
+        let may =
+            self.urgency_tried_ns.is_none_or(|tried| now_ns.saturating_sub(tried) >= URGENCY_AGAIN.as_nanos() as u64);
+        if may {
+            self.urgency_tried_ns = Some(now_ns);
+        }
+        may
     }
 
     /// What that is in the life of a demand.

@@ -35,6 +35,10 @@ impl Urgency {
         let lock = Lock::named(name).ok()??;
         if let Some(Marker::Nice { before }) = lock.marker() {
             change_nice(&threads, URGENT, before);
+            // Where that is not allowed, somebody who may is to find it.
+            if threads.iter().any(|&thread| sched::nice_of(thread) == Ok(URGENT)) {
+                return None;
+            }
         }
         lock.mark(None).ok()?;
         let before = sched::nice_of(*threads.first()?).ok().filter(|nice| *nice != URGENT)?;

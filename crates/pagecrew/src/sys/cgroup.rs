@@ -41,6 +41,8 @@ const CPU_V2: Hierarchy = Hierarchy { controller: "", mounts: MEMORY_V2.mounts }
 const CPU_V1: Hierarchy =
     Hierarchy { controller: "cpu", mounts: &["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct"] };
 
+const OWN_GROUPS: &CStr = c"/proc/self/cgroup";
+
 /// The path of this process's group in the hierarchy of `controller`, out of the text of `/proc/self/cgroup`.
 fn group_of<'t>(text: &'t str, controller: &str) -> Option<&'t str> {
     text.lines().find_map(|line| {
@@ -84,9 +86,15 @@ fn keyed(mount: &str, group: &str, name: &str, key: &str) -> Option<u64> {
 
 /// Calls `level` for this process's group and each one above it, in each place where the hierarchy may be mounted. Inside a
 /// container the path that the kernel tells may not exist below the mount; then the mount itself is the container's group.
-fn walk(hierarchy: &Hierarchy, mut level: impl FnMut(&str, &str)) {
+fn walk(hierarchy: &Hierarchy, level: impl FnMut(&str, &str)) {
     let mut buffer = Buffer::new();
-    let Ok(text) = procfs::read(c"/proc/self/cgroup", &mut buffer) else { return };
+    if let Ok(text) = procfs::read(OWN_GROUPS, &mut buffer) {
+        walk_in(text, hierarchy, level);
+    }
+}
+
+/// The same, where `text` says which groups this process is in.
+fn walk_in(text: &str, hierarchy: &Hierarchy, mut level: impl FnMut(&str, &str)) {
     let Some(group) = group_of(text, hierarchy.controller) else { return };
     for mount in hierarchy.mounts {
         let mut path = group.trim_end_matches('/');
@@ -112,7 +120,9 @@ pub fn memory() -> Option<Memory> {
             tightest = Some(found);
         }
     };
-    walk(&MEMORY_V2, |mount, group| {
+    let mut buffer = Buffer::new();
+    let text = procfs::read(OWN_GROUPS, &mut buffer).unwrap_or_default();
+    walk_in(text, &MEMORY_V2, |mount, group| {
         let high = number(mount, group, "memory.high").unwrap_or(NO_LIMIT);
         let max = number(mount, group, "memory.max").unwrap_or(NO_LIMIT);
         // What is used is only of interest where there is a limit.
@@ -123,7 +133,7 @@ pub fn memory() -> Option<Memory> {
             keep(Memory { limit: high.min(max), used: used.saturating_sub(cache) });
         }
     });
-    walk(&MEMORY_V1, |mount, group| {
+    walk_in(text, &MEMORY_V1, |mount, group| {
         let limit = number(mount, group, "memory.limit_in_bytes").unwrap_or(NO_LIMIT);
         if limit < NO_LIMIT
             && let Some(used) = number(mount, group, "memory.usage_in_bytes")
