@@ -126,6 +126,8 @@ pub(super) struct Keeper {
     cpu: f64,
     floor: u64,
     next_look_ns: u64,
+    /// Before this time a look may be [skipped](Keeper::is_above_floor).
+    look_by_ns: u64,
     /// Looks so far, those that were left out included; and from how many on all that is taken is looked at again.
     looks: u32,
     all_at: u32,
@@ -167,6 +169,7 @@ impl Keeper {
             cpu,
             floor,
             next_look_ns: 0,
+            look_by_ns: 0,
             looks: 0,
             all_at: 0,
             turn: 0,
@@ -185,8 +188,8 @@ impl Keeper {
                 self.next_look_ns = self.next_look_ns.min(now + LOOK.as_nanos() as u64);
             }
             if now >= self.next_look_ns {
-                let spare = self.look();
-                let left_out = if self.is_at_rest() { left_out(spare) } else { 0 };
+                let skips = now < self.look_by_ns && self.is_at_rest() && self.is_above_floor();
+                let left_out = if skips { 0 } else { self.look_ahead() };
                 self.looks += 1 + left_out;
                 self.next_look_ns = clock::now_ns() + (LOOK * (1 + left_out)).as_nanos() as u64;
             }
@@ -196,6 +199,19 @@ impl Keeper {
                 self.sleep(pause.min(look));
             }
         }
+    }
+
+    /// Looks. Returns how many looks may be left out then.
+    fn look_ahead(&mut self) -> u32 {
+        let spare = self.look();
+        self.look_by_ns = clock::now_ns() + (LOOK * (1 + LEFT_OUT)).as_nanos() as u64;
+        if self.is_at_rest() { left_out(spare) } else { 0 }
+    }
+
+    /// Whether memory still stands above the floor, by the machine's own figure. On a small machine, programs may use that up so soon that looks
+    /// can't be left out, and of all that a look at rest does this alone can't wait; it costs a fraction of that.
+    fn is_above_floor(&self) -> bool {
+        !self.shared.group_decides() && procfs::memory_info().is_ok_and(|memory| memory.available >= self.floor)
     }
 
     /// Sleeps for `pause`, or until somebody calls or the filler is done.

@@ -48,6 +48,8 @@ pub(super) struct Shared {
     wake: OwnedFd,
     /// See [`Shared::total`].
     total: AtomicU64,
+    /// See [`Shared::group_decides`].
+    group_decides: AtomicBool,
     pub stop: AtomicBool,
     /// The filler's process, or 0.
     pub filler: AtomicI32,
@@ -144,9 +146,15 @@ impl Shared {
                     arbiter::available(&memory, stats::read_ahead(), clock::now_ns())
                 });
                 let group = cgroup::memory().map_or(u64::MAX, |group| group.limit.saturating_sub(group.used));
+                self.group_decides.store(group < machine, Ordering::Relaxed);
                 machine.min(group)
             }
         }
+    }
+
+    /// Whether it was the limit on this process's group that said what is [available](Shared::available), when that was last asked.
+    pub fn group_decides(&self) -> bool {
+        self.group_decides.load(Ordering::Relaxed)
     }
 
     /// Memory of the machine, as it was when it was last asked what is [available](Shared::available). Some may be added.
@@ -596,6 +604,7 @@ impl Server {
             tasks: Mutex::default(),
             wake,
             total: AtomicU64::new(memory.total),
+            group_decides: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             filler: AtomicI32::new(0),
             log,
