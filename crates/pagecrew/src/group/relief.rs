@@ -570,4 +570,27 @@ mod tests {
         let mut relief = Relief::new(0.01);
         assert_eq!(relief.rushed(Rushed::default(), Standing::Held, now), Todo::default());
     }
+
+    #[test]
+    fn a_little_that_takes_long_to_find_is_paid_for_and_ends_no_episode() {
+        let mut relief = Relief::new(0.01);
+        let mut now = 100 * SECOND;
+        let found = Rushed { gone_bytes: 4096, cpu_ns: 2 * SECOND, split_ns: 0 };
+        let mut pauses = Vec::new();
+        for _ in 0..20 {
+            assert!(relief.looked(Standing::Held, true, 0, now).rush);
+            now += 2 * SECOND;
+            relief.rushed(found, Standing::Held, now);
+            let next = relief.next_look_ns();
+            pauses.push(next - now);
+            now = next;
+        }
+        assert_eq!((pauses[0], pauses[19]), (5 * MS, LITTLE_PAID * found.cpu_ns));
+        // In vain three times: let go, and said, as nothing that was worth it has been found before.
+        relief.held.in_vain(Duration::ZERO, now);
+        let before = relief.held.until_ns();
+        relief.state = State::waiting(now, Tried::default());
+        relief.rushed(found, Standing::Held, now);
+        assert_eq!(relief.held.until_ns(), before);
+    }
 }

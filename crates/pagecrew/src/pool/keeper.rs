@@ -189,7 +189,7 @@ impl Keeper {
             }
             if now >= self.next_look_ns {
                 let skips = now < self.look_by_ns && self.is_at_rest() && self.is_above_floor();
-                let left_out = if skips { 0 } else { self.look_ahead() };
+                let left_out = if skips { 0 } else { self.full_look() };
                 self.looks += 1 + left_out;
                 self.next_look_ns = clock::now_ns() + (LOOK * (1 + left_out)).as_nanos() as u64;
             }
@@ -202,7 +202,7 @@ impl Keeper {
     }
 
     /// Looks. Returns how many looks may be left out then.
-    fn look_ahead(&mut self) -> u32 {
+    fn full_look(&mut self) -> u32 {
         let spare = self.look();
         self.look_by_ns = clock::now_ns() + (LOOK * (1 + LEFT_OUT)).as_nanos() as u64;
         if self.is_at_rest() { left_out(spare) } else { 0 }

@@ -14,7 +14,7 @@
 //! what is to be closed gets one of the low ones for that.
 
 use super::seqpacket::{Packet, Socket};
-use super::{Errno, sched, thread};
+use super::{Errno, clock, sched, thread};
 use rustix::io::DupFlags;
 use rustix::process::{Resource, getrlimit};
 use std::ops::Deref;
@@ -22,10 +22,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// So many threads may be at closing what one account has sent, and so many in all. What comes beyond that waits, still open.
 const THREADS_OF_ONE: usize = 8;
 const THREADS: usize = 256;
+/// From one look at which of them have gone to the next one, at least.
+const LOOK: Duration = Duration::from_millis(50);
 /// What such a thread needs of a stack.
 const STACK: usize = 64 << 10;
 /// Connections of strangers have no numbers below this, where the process may have several times as many descriptors.
@@ -176,9 +179,7 @@ impl Drop for Stranger {
     fn drop(&mut self) {
         let is_harmless = self.refuses || self.clear();
         if let Some(socket) = self.socket.take().filter(|_| !is_harmless) {
-            let mut closing = closing();
-            closing.waiting.push((self.account, (socket.into(), self.low.clone())));
-            go_on(&mut closing);
+            closing().close(self.account, (socket.into(), self.low.take()), start);
         }
     }
 }
@@ -189,11 +190,13 @@ impl Drop for Stranger {
 struct Closing<T, D> {
     threads: Vec<(u32, T)>,
     waiting: Vec<(u32, D)>,
+    /// When it was last looked which threads have gone.
+    looked_ns: u64,
 }
 
 impl<T, D> Closing<T, D> {
     const fn new() -> Closing<T, D> {
-        Closing { threads: Vec::new(), waiting: Vec::new() }
+        Closing { threads: Vec::new(), waiting: Vec::new(), looked_ns: 0 }
     }
 
     /// How many there are in all, and of the account.
@@ -202,19 +205,26 @@ impl<T, D> Closing<T, D> {
         (all().count(), all().filter(|&of| of == account).count())
     }
 
-    /// Begins to close what waits, as far as there may be threads for it: `start` says which one that is, or gives back what it can't close now.
-    fn go_on(&mut self, lives: impl Fn(&T) -> bool, mut start: impl FnMut(D) -> Result<T, D>) {
+    /// Begins to close `descriptor`, if there may be a thread for it, or has it wait: `start` says which thread that is, or gives back what it can't
+    /// close now.
+    fn close(&mut self, account: u32, descriptor: D, start: impl FnOnce(D) -> Result<T, D>) {
+        let of_one = self.threads.iter().filter(|(of, _)| *of == account).count();
+        let has_room = self.threads.len() < THREADS && of_one < THREADS_OF_ONE;
+        match if has_room { start(descriptor) } else { Err(descriptor) } {
+            Ok(thread) => self.threads.push((account, thread)),
+            Err(descriptor) => self.waiting.push((account, descriptor)),
+        }
+    }
+
+    /// Finds out which threads have gone, and begins to close what waits. There may be much of that, so a moment after the last time it does nothing.
+    fn go_on(&mut self, now_ns: u64, lives: impl Fn(&T) -> bool, mut start: impl FnMut(D) -> Result<T, D>) {
+        if now_ns.saturating_sub(self.looked_ns) < LOOK.as_nanos() as u64 {
+            return;
+        }
+        self.looked_ns = now_ns;
         self.threads.retain(|(_, thread)| lives(thread));
         for (account, descriptor) in std::mem::take(&mut self.waiting) {
-            let of_one = self.threads.iter().filter(|(of, _)| *of == account).count();
-            if self.threads.len() >= THREADS || of_one >= THREADS_OF_ONE {
-                self.waiting.push((account, descriptor));
-                continue;
-            }
-            match start(descriptor) {
-                Ok(thread) => self.threads.push((account, thread)),
-                Err(descriptor) => self.waiting.push((account, descriptor)),
-            }
+            self.close(account, descriptor, &mut start);
         }
     }
 }
@@ -237,15 +247,13 @@ pub fn unclosed(account: u32) -> (usize, usize) {
     if closing.threads.is_empty() && closing.waiting.is_empty() {
         return (0, 0);
     }
-    go_on(&mut closing);
+    let lives = |thread: &ThreadId| Path::new(&format!("/proc/self/task/{thread}")).exists();
+    closing.go_on(clock::now_ns(), lives, start);
     closing.count(account)
 }
 
-fn go_on(closing: &mut Closing<ThreadId, Waiting>) {
-    let lives = |thread: &ThreadId| Path::new(&format!("/proc/self/task/{thread}")).exists();
-    closing.go_on(lives, |(descriptor, low)| {
-        start_closing(descriptor, low.as_deref()).map_err(|descriptor| (descriptor, low))
-    });
+fn start((descriptor, low): Waiting) -> Result<ThreadId, Waiting> {
+    start_closing(descriptor, low.as_deref()).map_err(|descriptor| (descriptor, low))
 }
 
 /// Starts a thread that has `number` alone and whose end closes it. Returns its number, and what it waits for before it ends: that is dropped.
@@ -304,7 +312,7 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     /// A socket that, when it is closed by the last one who has it, is waited for as long as nobody reads.
     fn lingering() -> (OwnedFd, TcpStream) {
@@ -389,29 +397,28 @@ mod tests {
     #[test]
     fn whoever_sends_what_is_never_closed_has_few_threads_and_the_others_have_theirs() {
         let mut closing = Closing::new();
-        let mut started = 0;
+        let later = |looks: u64| 1_000_000_000 + looks * LOOK.as_nanos() as u64;
         for number in 0..100 {
-            closing.waiting.push((1, number));
-            closing.go_on(|_| true, |descriptor| (descriptor != 50).then(|| started += 1).ok_or(descriptor));
+            closing.close(1, number, |_| Ok(()));
         }
-        assert_eq!(
-            (closing.threads.len(), closing.waiting.len(), closing.count(1), closing.count(2)),
-            (8, 92, (100, 100), (100, 0))
-        );
-        closing.waiting.push((2, 100));
-        closing.go_on(|_| true, |_| Ok(()));
+        assert_eq!((closing.threads.len(), closing.waiting.len()), (THREADS_OF_ONE, 92));
+        assert_eq!((closing.count(1), closing.count(2)), ((100, 100), (100, 0)));
+        closing.close(2, 100, |_| Ok(()));
         assert_eq!((closing.threads.len(), closing.count(2)), (9, (101, 1)));
-        // All come to their end at last.
-        for left in [84, 76, 68] {
-            closing.go_on(|_| false, |_| Ok(()));
+        closing.go_on(later(1), |_| true, |_| Ok(()));
+        assert_eq!(closing.waiting.len(), 92);
+        // The threads come to their end; that is not looked for all the time.
+        closing.go_on(later(1) + 1, |_| false, |_| Ok(()));
+        assert_eq!(closing.waiting.len(), 92);
+        for (look, left) in (2..).zip([84, 76, 68]) {
+            closing.go_on(later(look), |_| false, |_| Ok(()));
             assert_eq!(closing.waiting.len(), left);
         }
-        while closing.count(1).0 > 0 {
-            closing.go_on(|_| false, |_| Ok(()));
-        }
+        (5..20).for_each(|look| closing.go_on(later(look), |_| false, |_| Ok(())));
+        assert_eq!(closing.count(1), (0, 0));
         // Where no thread can be started it waits, and is not lost.
-        closing.waiting.push((1, 7));
-        closing.go_on(|_| true, Err);
+        closing.close(1, 7, Err);
+        closing.go_on(later(20), |_| true, Err);
         assert_eq!(closing.waiting, [(1, 7)]);
     }
 
