@@ -283,6 +283,22 @@ can_reclaim_groups() {
     [ -e "$mount/memory.reclaim" ] || skip "the kernel has no memory.reclaim (Linux 5.19)"
 }
 
+# The threads of service $1 that write for groups, and may never come to the end of that, have none of its files: whoever waits for those to be closed, as a
+# guard does, does not wait for such a thread. (Linux 5.9)
+files_of_their_own() {
+    local thread found=0
+    [ "$(printf '5.9\n%s\n' "$(uname -r)" | sort -V | head -n 1)" = 5.9 ] || return 0
+    for thread in "/proc/$1/task/"*; do
+        case $(cat "$thread/comm") in
+        groups*)
+            found=$((found + 1))
+            [ "$(readlink "$thread/fd/2")" != "$(readlink "/proc/$1/fd/2")" ] || fail "$(cat "$thread/comm") has the files of the whole process: $(ls -l "$thread/fd")"
+            ;;
+        esac
+    done
+    [ "$found" -ge 2 ] || fail "$found threads for groups"
+}
+
 # Tasks of a group at its limit reclaim for themselves half as often at most, and whatever the end is, the group is as before.
 reclaim_group() {
     can_reclaim
@@ -306,6 +322,7 @@ reclaim_group() {
         [ -n "$service" ] || start_reclaim --groups "$group"
         sleep 0.5
         read_in_group "$work/with"
+        files_of_their_own "$service"
         # In the middle of a load.
         read_in_group "$work/last" &
         readers=$!

@@ -3,6 +3,10 @@
 //! One thread listens to the kernel. A few *writers* take the groups whose turn it is: a write may take long, and the threads that see to nodes,
 //! signals and groups never wait for one. While no group has demand, all of them sleep.
 //!
+//! A write may also never come to its end: where what is reclaimed goes to a swap device that hangs. Then its thread can't be ended, not by SIGKILL
+//! either. So these threads have a table of descriptors of their own, in which all their files are, and keep nobody from seeing that the rest of the process is
+//! at its end (the guards do). Before Linux 5.9 they have none.
+//!
 //! While the machine has demand, the listening thread looks a few times a second which group takes most, and holds it to what it has
 //! ([`super::group_share`]): to the writers, that is a limit like others.
 
@@ -20,13 +24,16 @@ use crate::stats::figures;
 use crate::sys::Errno;
 use crate::sys::clock::{now_ns, thread_cpu_ns, timespec};
 use crate::sys::interrupt::Interrupter;
+use crate::sys::thread::part_with;
 use crate::sys::{process, tracepoint};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::os::fd::OwnedFd;
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -120,12 +127,14 @@ pub enum GroupEvent {
     Uninterruptible(Errno),
 }
 
-/// Who is told. Called by any of the threads, which wait until it returns.
+/// Who is told. Called by any of the threads, which wait until it returns. It may find none of the process's files open.
 pub type Listener = Box<dyn Fn(GroupEvent) + Send + Sync>;
 
 /// Reclaims ahead of the demand of control groups, until this is dropped. There is nothing to undo.
 pub struct Groups {
     shared: Arc<Shared>,
+    /// Written to when options or the machine's demand have changed, and at the end. The listening thread has its own.
+    bell: Arc<OwnedFd>,
 }
 
 /// A group's place among all.
@@ -144,6 +153,7 @@ struct GroupPlace {
 
 struct State {
     options: GroupOptions,
+    /// Their files are the threads'. When the last one ends, there are none.
     places: BTreeMap<u64, GroupPlace>,
     by_path: HashMap<PathBuf, u64>,
     next: u64,
@@ -169,15 +179,28 @@ struct State {
     threads: usize,
 }
 
+/// What the threads share with whoever has begun it all.
 struct Shared {
     state: Mutex<State>,
     turn: Condvar,
     ended: Condvar,
-    epoll: OwnedFd,
-    /// Written to when options or the machine's demand have changed, and at the end.
-    bell: OwnedFd,
     demand: AtomicBool,
     tell: Listener,
+}
+
+/// What the threads share. Their files are in their own table.
+struct Threads {
+    shared: Arc<Shared>,
+    epoll: OwnedFd,
+    bell: OwnedFd,
+}
+
+impl Deref for Threads {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.shared
+    }
 }
 
 /// What the listening thread does while the machine has demand.
@@ -201,14 +224,29 @@ const TREE: u64 = 1;
 const FIRST: u64 = 2;
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn thread(self: &Arc<Self>, name: String, life: impl FnOnce(Arc<Shared>) + Send + 'static) -> Result<(), Errno> {
+        let shared = self.clone();
+        shared.lock().threads += 1;
+        let live = move || {
+            life(shared.clone());
+            let mut state = shared.lock();
+            state.threads -= 1;
+            if state.threads == 0 {
+                // No other thread can close their files.
+                state.places.clear();
+            }
+            drop(state);
+            shared.ended.notify_all();
+        };
+        let started = thread::Builder::new().name(name).spawn(live);
+        if started.is_err() {
+            self.lock().threads -= 1;
+        }
+        started.map(drop).map_err(Errno::from)
     }
 
-    /// Hears what the kernel says of a group, once.
-    fn listen(&self, number: u64, signal: &Signal) {
-        // One that has gone meanwhile says nothing any more.
-        let _ = epoll::modify(&self.epoll, signal.file(), EventData::new_u64(number), signal.events());
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -221,19 +259,16 @@ impl Groups {
         group_support::attempt()?;
         // There is one open for each group.
         process::raise_descriptor_limit();
-        let failed = Unserved::Refused;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Errno::from).map_err(failed)?;
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(Errno::from).map_err(failed)?;
-        epoll::add(&epoll, &bell, EventData::new_u64(BELL), EventFlags::IN).map_err(Errno::from).map_err(failed)?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(Errno::from);
+        let bell = Arc::new(bell.map_err(Unserved::Refused)?);
         let cpus = thread::available_parallelism().map_or(1, usize::from);
-        let now = now_ns();
         let state = State {
             options: options.clone(),
             places: BTreeMap::new(),
             by_path: HashMap::new(),
             next: FIRST,
             turns: Turns::default(),
-            budget: Budget::new(Some(cpus as f64 * CPUS), None, now),
+            budget: Budget::new(Some(cpus as f64 * CPUS), None, now_ns()),
             rest_until_ns: 0,
             held: None,
             standing: GroupStanding::default(),
@@ -247,40 +282,22 @@ impl Groups {
             threads: 0,
         };
         let (turn, ended) = (Condvar::new(), Condvar::new());
-        let shared = Arc::new(Shared {
-            state: Mutex::new(state),
-            turn,
-            ended,
-            epoll,
-            bell,
-            demand: AtomicBool::new(false),
-            tell,
-        });
-        let groups = Groups { shared };
-        groups.thread("groups".to_owned(), Shared::listener).map_err(failed)?;
-        for number in 0..cpus.min(WRITERS_MOST) {
-            match groups.thread(format!("groups/{number}"), Shared::writer) {
-                Err(errno) if number == 0 => return Err(failed(errno)),
-                // Fewer will do.
-                _ => {}
+        let shared = Arc::new(Shared { state: Mutex::new(state), turn, ended, demand: AtomicBool::new(false), tell });
+        let (begun, has_begun) = channel();
+        let of_listener = bell.clone();
+        let life = move |shared: Arc<Shared>| {
+            let threads = Threads::begin(shared, of_listener.as_fd(), cpus.min(WRITERS_MOST));
+            drop(of_listener);
+            let _ = begun.send(threads.as_ref().map(drop).map_err(|errno| *errno));
+            if let Ok(threads) = threads {
+                threads.listener();
             }
-        }
-        Ok(groups)
-    }
-
-    fn thread(&self, name: String, life: fn(&Shared)) -> Result<(), Errno> {
-        let shared = self.shared.clone();
-        shared.lock().threads += 1;
-        let live = move || {
-            life(&shared);
-            shared.lock().threads -= 1;
-            shared.ended.notify_all();
         };
-        let started = thread::Builder::new().name(name).spawn(live);
-        if started.is_err() {
-            self.shared.lock().threads -= 1;
-        }
-        started.map(drop).map_err(Errno::from)
+        let groups = Groups { shared, bell };
+        groups.shared.thread("groups".to_owned(), life).map_err(Unserved::Refused)?;
+        // Until here, the bell is open.
+        let begun = has_begun.recv().unwrap_or(Err(Errno(libc::ECHILD)));
+        begun.map(|()| groups).map_err(Unserved::Refused)
     }
 
     /// Goes on with other options.
@@ -313,7 +330,7 @@ impl Groups {
     }
 
     fn ring(&self) {
-        let _ = rustix::io::write(&self.shared.bell, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
     }
 }
 
@@ -326,7 +343,30 @@ impl Drop for Groups {
     }
 }
 
-impl Shared {
+impl Threads {
+    /// The calling thread becomes the one that listens, and starts so many writers, or fewer. `bell` is open until this returns.
+    fn begin(shared: Arc<Shared>, bell: BorrowedFd<'_>, writers: usize) -> Result<Arc<Threads>, Errno> {
+        let bell = part_with(bell)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &bell, EventData::new_u64(BELL), EventFlags::IN)?;
+        let threads = Arc::new(Threads { shared, epoll, bell });
+        for number in 0..writers {
+            let of_writer = threads.clone();
+            match threads.shared.thread(format!("groups/{number}"), move |_| of_writer.writer()) {
+                Err(errno) if number == 0 => return Err(errno),
+                // Fewer will do.
+                _ => {}
+            }
+        }
+        Ok(threads)
+    }
+
+    /// Hears what the kernel says of a group, once.
+    fn listen(&self, number: u64, signal: &Signal) {
+        // One that has gone meanwhile says nothing any more.
+        let _ = epoll::modify(&self.epoll, signal.file(), EventData::new_u64(number), signal.events());
+    }
+
     /// The life of the thread that listens.
     fn listener(&self) {
         let mut tree = None;

@@ -6,7 +6,7 @@
 use super::Errno;
 use super::sched::thread_id;
 use std::ffi::{CString, c_void};
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Stack of a background thread in bytes: they call nothing deep.
@@ -57,6 +57,28 @@ pub fn keep_descriptor(kept: RawFd, parted: impl FnOnce()) -> Result<(), Errno> 
         let _ = unsafe { libc::syscall(libc::SYS_close_range, 0, kept - 1, 0) };
     }
     Ok(())
+}
+
+/// Gives the calling thread, and those that it starts from then on, a table of file descriptors of their own, with one in it that is of use: that of
+/// `kept`, which is returned. Standard input and output are nothing there. Where there can't be such a table, what is returned is a copy in the one that is
+/// shared with others. `kept` is to stay open until this returns.
+///
+/// # Errors
+/// `EMFILE` where there is no descriptor left.
+pub fn part_with(kept: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let number = kept.as_raw_fd();
+    if keep_descriptor(number, || ()).is_err() {
+        return rustix::io::fcntl_dupfd_cloexec(kept, 0).map_err(Errno::from);
+    }
+    // Whatever is said there by mistake is not to get into some file that has such a number.
+    while let Ok(nothing) = std::fs::File::options().read(true).write(true).open("/dev/null") {
+        if nothing.as_raw_fd() > 2 {
+            break;
+        }
+        std::mem::forget(nothing);
+    }
+    // SAFETY: the number is the same as in the other table, and in this one nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// The thread that is starting a background thread; 0 for none.
@@ -127,6 +149,34 @@ pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<Threa
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_thread_that_parts_has_one_descriptor_and_shares_it_with_those_that_it_starts() {
+        let (mut reader, mut writer) = std::io::pipe().unwrap();
+        let part = || {
+            let kept = part_with(writer.as_fd()).unwrap();
+            if kept.as_raw_fd() != writer.as_raw_fd() {
+                return eprintln!("left out: a thread has no table of its own here");
+            }
+            // Three that are nothing, and the directory that is read.
+            let open = || std::fs::read_dir("/proc/thread-self/fd").unwrap().count();
+            assert_eq!(open(), 5);
+            let child = std::thread::spawn(move || {
+                assert_eq!(open(), 5);
+                drop(kept);
+            });
+            child.join().unwrap();
+            assert_eq!(open(), 4);
+            let second = std::fs::read_link("/proc/thread-self/fd/2").unwrap();
+            assert_eq!(second, std::path::Path::new("/dev/null"));
+        };
+        std::thread::scope(|scope| scope.spawn(part).join().unwrap());
+        // Nobody else's are closed.
+        writer.write_all(b"x").unwrap();
+        assert_eq!(reader.read(&mut [0]).unwrap(), 1);
+    }
 
     #[test]
     fn a_background_thread_blocks_signals_and_its_parent_does_not() {
