@@ -6,15 +6,16 @@
 //! read holds up nobody but himself, and what a connection costs is one descriptor, and what its client has not read.
 //!
 //! **How many.** A user has so many connections, and all users together leave some to root (`capacity`); one that has nothing and asks nothing for
-//! [`IDLE`] is ended. One that was ended counts for as long as its client has something to read: that is memory of this process's control group.
+//! [`IDLE`] is ended. One that was ended counts for as long as its client has something to read: that is memory of this process's control group;
+//! and for as long as what its client has sent can't be closed.
 
 use super::duties::{Duties, Duty};
 use super::protocol::{Answer, Code, REQUEST_MOST};
 use super::server::{Done, Reply, Shared};
 use super::unread::Unread;
 use crate::sys::seqpacket::Peer;
-use crate::sys::stranger::{self, Listener, Stranger};
-use crate::sys::{Errno, clock};
+use crate::sys::stranger::{Listener, Stranger};
+use crate::sys::{Errno, clock, closing};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::HashMap;
@@ -245,13 +246,13 @@ impl Common {
     }
 
     fn has_room(&self, account: u32) -> bool {
-        let (all_unclosed, unclosed) = stranger::unclosed(account);
+        let unclosed = closing::unclosed(account);
         let connections = lock(&self.connections);
         let mut unread = lock(&self.unread);
         let capacity = &self.shared.capacity;
-        let own = connections.values().filter(|one| one.account == account).count() + unclosed;
+        let own = connections.values().filter(|one| one.account == account).count() + unclosed.connections;
         let own = |unread: &Unread<_>| own + unread.of(account);
-        let all = connections.len() + all_unclosed;
+        let all = connections.len() + unclosed.descriptors;
         let takes_in = |unread: &Unread<_>| capacity.takes_in(account, all + unread.len(), own(unread));
         let mut has_room = takes_in(&unread);
         let mut gone = Vec::new();

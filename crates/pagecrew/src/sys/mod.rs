@@ -9,6 +9,7 @@ pub(crate) mod alone;
 pub mod cgroup;
 pub mod child;
 pub mod clock;
+pub mod closing;
 #[cfg(not(loom))]
 pub mod cpu_stack;
 pub mod futex;

@@ -16,6 +16,8 @@ use std::time::Duration;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
+/// So many descriptors can be in one packet (`SCM_MAX_FD`).
+pub const DESCRIPTORS_MOST: usize = 253;
 
 /// Who is at the other end of a connection (`SO_PEERCRED`): as it was when it connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -222,9 +224,26 @@ impl Socket {
     /// `EAGAIN` where there is no room, `EPIPE` where nobody is there any more, `EMSGSIZE` where the packet is too large.
     pub fn send(&self, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut room);
-        let descriptors = descriptor.map(|descriptor| [descriptor]);
-        if let Some(descriptors) = &descriptors {
+        self.send_with(bytes, descriptor.as_slice(), &mut room)
+    }
+
+    /// Sends a packet with so many descriptors, [`DESCRIPTORS_MOST`] at most.
+    ///
+    /// # Errors
+    /// Those of [`Socket::send`], and `ETOOMANYREFS` where this user has as many in sockets as he may have.
+    pub fn send_descriptors(&self, descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MOST))];
+        self.send_with(b"*", descriptors, &mut room)
+    }
+
+    fn send_with(
+        &self,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+        room: &mut [MaybeUninit<u8>],
+    ) -> Result<(), Errno> {
+        let mut control = SendAncillaryBuffer::new(room);
+        if !descriptors.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(descriptors));
         }
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -254,7 +273,24 @@ impl Socket {
         Ok(Packet { len: received.bytes, cut: received.flags.contains(ReturnFlags::TRUNC), descriptor })
     }
 
-    /// The same without waiting, and without room for descriptors: the kernel closes those that came along.
+    /// Waits for a packet at this end of a connection, and returns the descriptors that are in it; where there is no room for all of them, the others are closed.
+    ///
+    /// # Errors
+    /// Those of [`Socket::receive`].
+    pub fn receive_descriptors(end: BorrowedFd<'_>) -> Result<Vec<OwnedFd>, Errno> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MOST))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        rustix::io::retry_on_intr(|| {
+            rustix::net::recvmsg(end, &mut [IoSliceMut::new(&mut [0])], &mut control, RecvFlags::CMSG_CLOEXEC)
+        })?;
+        let rights = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+            _ => None,
+        });
+        Ok(rights.flatten().collect())
+    }
+
+    /// As [`Socket::receive`] without waiting, and without room for descriptors: the kernel closes those that came along.
     ///
     /// # Errors
     /// `EAGAIN` where there is no packet, `ECONNRESET` where the other end went with something unread.
