@@ -9,10 +9,12 @@ use std::fs::File;
 use std::io::Read;
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// The numbers that this process has written to a file and is about to write there, in memory that the guard shares. A file
 /// with any other number was changed by somebody else.
@@ -86,12 +88,24 @@ fn number(text: &[u8]) -> u64 {
 
 /// The groups below are seen to for no longer than this.
 const PATIENCE_SECONDS: libc::c_uint = 10;
+/// From one try to the next.
+const AGAIN: Duration = Duration::from_millis(5);
+/// So often it is looked whether the group has room, and no more: it may be a while until it has, for all that is known.
+const WAITS: usize = 400;
+/// This is room enough for a guard.
+const ROOM: u64 = 512 << 10;
 
 /// What a guard undoes.
 #[derive(Clone, Copy)]
 pub(crate) enum Undo<'a> {
-    /// The OOM killer is off in the group with this directory, and in those that were made below it since (version 1).
-    OomKiller(&'a Path),
+    /// The OOM killer is off in the group with the directory `top`, and in those that were made below it since (version 1).
+    OomKiller {
+        top: &'a Path,
+        /// The group's `memory.usage_in_bytes`, which was read already: the kernel has room for the answer then.
+        usage: &'a File,
+        /// And its limit.
+        limit: u64,
+    },
     /// The number in the file is one of `ours`, and was `before`: `memory.high` (version 2), or a setting of the machine.
     Number { before: &'a str, ours: &'a Ours },
     /// These threads are as urgent as they can be, and were `before` nice.
@@ -178,12 +192,21 @@ impl Drop for Guard {
 /// # Safety
 /// To be called in a forked child, with every signal blocked. Until the group is let go, it calls only what is safe in a signal handler.
 unsafe fn guard(line: c_int, end: c_int, file: &File, lock: c_int, undo: Undo<'_>) -> ! {
-    let (text, ours) = match undo {
-        Undo::OomKiller(_) => (OOM_KILLER_ON, None),
-        Undo::Number { before, ours } => (before, Some(ours)),
-        Undo::Nice { .. } => ("", None),
-    };
     let control = file.as_raw_fd();
+    let (text, ours, usage) = match undo {
+        Undo::OomKiller { usage, .. } => (OOM_KILLER_ON, None, usage.as_raw_fd()),
+        Undo::Number { before, ours } => (before, Some(ours), control),
+        Undo::Nice { .. } => ("", None, control),
+    };
+    // In a page of its own: a constant may be in one that nobody has touched since the fork.
+    let mut own = [0u8; 32];
+    let Some(text) = own.get_mut(..text.len()).map(|own| {
+        own.copy_from_slice(text.as_bytes());
+        std::hint::black_box(&*own)
+    }) else {
+        // SAFETY: ends this process, which has done nothing yet.
+        unsafe { libc::_exit(1) }
+    };
     let mut found = [0u8; 32];
     // Whether the file may be written to.
     let mut may = || {
@@ -196,7 +219,7 @@ unsafe fn guard(line: c_int, end: c_int, file: &File, lock: c_int, undo: Undo<'_
     unsafe {
         // Its own copy of that side would keep `end` open. Closed by itself, since close_range (5.9) may be missing.
         libc::close(line);
-        let mut kept = [end, control, lock];
+        let mut kept = [end, control, lock, usage];
         kept.sort_unstable();
         let mut first: libc::c_uint = 0;
         for kept in kept {
@@ -210,6 +233,11 @@ unsafe fn guard(line: c_int, end: c_int, file: &File, lock: c_int, undo: Undo<'_
         libc::setsid();
         libc::chdir(c"/".as_ptr());
         libc::prctl(libc::PR_SET_NAME, c"pagecrew/guard".as_ptr());
+        // When the group is let go, the kernel kills there until there is room, and it is not to be the guard, which has still something to do. Takes
+        // CAP_SYS_RESOURCE.
+        let score = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY);
+        libc::write(score, b"-1000".as_ptr().cast(), 5);
+        libc::close(score);
         // Writes nothing, but has the code that does in memory.
         std::hint::black_box(may());
         libc::pwrite(-1, text.as_ptr().cast(), text.len(), 0);
@@ -226,8 +254,8 @@ unsafe fn guard(line: c_int, end: c_int, file: &File, lock: c_int, undo: Undo<'_
                 libc::ftruncate(lock, 0);
             }
         } else if may() && libc::pwrite(control, text.as_ptr().cast(), text.len(), 0) == text.len() as isize {
-            if let Undo::OomKiller(top) = undo {
-                free_groups_below(file, top);
+            if let Undo::OomKiller { top, usage, limit } = undo {
+                free_groups_below(file, top, || has_room(usage, limit));
             }
             libc::fremovexattr(control, marker::NAME.as_ptr());
             libc::ftruncate(lock, 0);
@@ -236,11 +264,21 @@ unsafe fn guard(line: c_int, end: c_int, file: &File, lock: c_int, undo: Undo<'_
     }
 }
 
+/// Whether there is room below the limit of the group with this `usage`. Allocates nothing.
+fn has_room(usage: &File, limit: u64) -> bool {
+    let mut text = [0u8; 32];
+    // Where it can't be read there is no group any more.
+    usage.read_at(&mut text, 0).map_or(true, |_| number(&text).saturating_add(ROOM) <= limit)
+}
+
 /// Gives the OOM killer back to the groups below that were made while their group was held, as the next hold would, but now.
 ///
 /// This allocates memory, in a fork of a process that may have had several threads. The malloc of the C library and those that stand in for it
 /// keep their locks free across a fork; should one of them not, the alarm ends this, and the marker stays for the next hold.
-fn free_groups_below(control: &File, top: &Path) {
+///
+/// Where the guard is in the group, it waits until that has room again: the memory of those whom the kernel has killed there is not free at once, and
+/// whoever asks for some until then is the next one.
+fn free_groups_below(control: &File, top: &Path, has_room: impl Fn() -> bool) {
     // SAFETY: the set is initialised before it is used; the default disposition of this signal ends the process.
     unsafe {
         let mut alarm: libc::sigset_t = std::mem::zeroed();
@@ -251,7 +289,15 @@ fn free_groups_below(control: &File, top: &Path) {
         libc::sigprocmask(libc::SIG_UNBLOCK, &alarm, std::ptr::null_mut());
     }
     if let Some(Marker::OomKiller { off_below }) = Marker::read(control) {
-        let _ = turn_oom_killers_on_below(top, &off_below);
+        for _ in 0..WAITS {
+            if has_room() {
+                break;
+            }
+            std::thread::sleep(AGAIN);
+        }
+        while turn_oom_killers_on_below(top, &off_below) == Err(Errno(libc::ENOMEM)) {
+            std::thread::sleep(AGAIN);
+        }
     }
 }
 

@@ -134,7 +134,10 @@ impl Group {
             }
         };
         let guard = match &change {
-            Some(Change::OomKiller) => Some(Guard::start(&control, &lock.file, Undo::OomKiller(&self.path))),
+            Some(Change::OomKiller) => {
+                read_again(&usage).map_err(|errno| HoldError::Refused(self.path.join(self.files().usage), errno))?;
+                Some(Guard::start(&control, &lock.file, Undo::OomKiller { top: &self.path, usage: &usage, limit }))
+            }
             Some(Change::High { before, ours, .. }) => {
                 Some(Guard::start(&control, &lock.file, Undo::Number { before: &text(*before), ours }))
             }
@@ -466,7 +469,7 @@ impl Hold {
         }
         let Ok(groups) = groups(&self.group.path) else { return };
         for (path, _) in groups.iter().filter(|(_, number)| !self.known.contains(number)) {
-            turn_oom_killer_on(path);
+            let _ = turn_oom_killer_on(path);
         }
         self.known = groups.into_iter().map(|(_, number)| number).collect();
     }
@@ -482,17 +485,25 @@ impl Drop for Hold {
 }
 
 /// Turns the OOM killer on in the groups at and below `top`, but for those in which somebody else has turned it off.
+///
+/// # Errors
+/// That of finding them; `ENOMEM` where there was no memory to change one of them.
 pub(super) fn turn_oom_killers_on_below(top: &Path, off_below: &[u64]) -> Result<(), Errno> {
-    for (path, _) in groups(top)?.iter().filter(|(_, number)| !off_below.contains(number)) {
-        turn_oom_killer_on(path);
+    let groups = groups(top)?;
+    let mut result = Ok(());
+    for (path, _) in groups.iter().filter(|(_, number)| !off_below.contains(number)) {
+        result = turn_oom_killer_on(path).and(result);
     }
-    Ok(())
+    result
 }
 
-/// Turns the OOM killer of the group at `path` on (version 1). One that has gone needs nothing.
-fn turn_oom_killer_on(path: &Path) {
+/// Turns the OOM killer of the group at `path` on (version 1). One that has gone needs nothing, and what may not be changed is somebody else's.
+fn turn_oom_killer_on(path: &Path) -> Result<(), Errno> {
     let control = OpenOptions::new().write(true).open(path.join(FILES_V1.control));
-    let _ = control.and_then(|mut control| control.write_all(OOM_KILLER_ON.as_bytes()));
+    match control.and_then(|mut control| control.write_all(OOM_KILLER_ON.as_bytes())).map_err(Errno::from) {
+        Err(Errno(libc::ENOMEM)) => Err(Errno(libc::ENOMEM)),
+        _ => Ok(()),
+    }
 }
 
 /// The beginning of an open file of the kernel's as it is now; all of those that are read like this are short.

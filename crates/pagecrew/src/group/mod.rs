@@ -147,7 +147,11 @@ fn groups(top: &Path) -> Result<Vec<(PathBuf, u64)>, Errno> {
         match fs::read_dir(&found[next].0).map_err(Errno::from) {
             Ok(entries) => {
                 for entry in entries {
-                    let Ok(entry) = entry else { break };
+                    let entry = match entry.map_err(Errno::from) {
+                        Ok(entry) => entry,
+                        Err(error) if vanished(error) => break,
+                        Err(error) => return Err(error),
+                    };
                     if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                         found.push((entry.path(), entry.ino()));
                     }

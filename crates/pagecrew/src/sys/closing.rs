@@ -2,7 +2,7 @@
 //!
 //! Each is closed by the end of a thread that nobody waits for and that has nothing else open: for whoever ends, the kernel does not wait until a
 //! network has taken what a socket lingers for. Of such threads an account has few, so what comes beyond that waits; and where much waits, one
-//! thread takes it all ([`next_load`]), into a table of descriptors of its own, where it keeps no room from others.
+//! thread takes it all (`next_load`), into a table of descriptors of its own, where it keeps no room from others.
 //!
 //! A thread gets its table by copying the process's up to some number, 64 at least before Linux 6.12, and what it has a copy of for that moment it may
 //! be the last to close. So numbers below 64 are taken for good ([`LowNumbers`]) before the first stranger comes, whose connections have larger ones, and
