@@ -479,7 +479,7 @@ mod tests {
     fn the_page_about_settings_has_every_key() {
         let mut text = String::from(
             "# Settings\n\nServices read `/etc/pagecrew/pagecrew.toml` (`--config FILE` for another one); `pagecrew settings` prints one in which all of\n\
-             this is explained. Options of a command go before it, and have the same names. What is wrong is told with its line and the reason, and\n\
+             this is explained. Options of a command go before it, and have the same names; where there may be several, each is an option of its own in the singular (`names` is `--name`, `groups` of trim `--cgroup`), and `hold = false` is `--no-hold`. What is wrong is told with its line and the reason, and\n\
              a service that runs goes on as before. What is marked * is taken over when a service reads the file again (`systemctl reload`, SIGHUP);\n\
              the rest takes a new start.\n",
         );

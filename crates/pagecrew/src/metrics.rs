@@ -83,8 +83,8 @@ OpenMetrics are served where that is asked for:
 ```sh
 pagecrew serve --metrics 9753                                     # http://127.0.0.1:9753/metrics, all services in one
 pagecrew pool serve --size 16G --metrics 9750                     # one by itself
-pagecrew trim --all --watch --metrics /run/pagecrew/trim.metrics  # a Unix socket, for its owner alone
-curl --unix-socket /run/pagecrew/trim.metrics http://localhost/metrics
+pagecrew trim --all --watch --metrics /run/pagecrew-trim/metrics  # a Unix socket, for its owner alone
+curl --unix-socket /run/pagecrew-trim/metrics http://localhost/metrics
 ```
 
 `--metrics ADDRESS`, or `metrics` in the file of settings, is a path with a `/` in it, `PORT`, `127.0.0.1:PORT` or `[::1]:PORT`. Other machines

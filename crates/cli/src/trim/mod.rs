@@ -38,7 +38,7 @@ Examples:
   pagecrew trim --cgroup /db --watch        a control group's: held at its limit, not killed
   systemctl enable --now pagecrew-trim      those that /etc/pagecrew/pagecrew.toml says
 
-A process protects itself by a file: touch /dev/shm/pagecrew-UID/no-trim/PID; with lines START-END or [mapping] in it, \
+A process protects itself by a file, /dev/shm/pagecrew-UID/no-trim/PID (make the directories with mode 700); with lines START-END or [mapping] in it, \
 only those are left alone.
 
 Other processes' memory takes CAP_SYS_PTRACE and CAP_SYS_NICE, which root has.")]

@@ -58,7 +58,7 @@ fn candidates(report: &Report, most: usize, look: &Look) -> Vec<Row> {
 /// What trim does, in a few words.
 pub fn short(model: &Model) -> Piece {
     if let Some(missing) =
-        missing(&model.answers.trim, "no metrics are served", "pagecrew trim --all --watch --metrics 9751")
+        missing(&model.answers.trim, "no metrics are served", "pagecrew serve, or metrics = 9751 in [trim]")
     {
         return missing;
     }
@@ -122,7 +122,7 @@ mod tests {
         model.answers.trim = Service::Absent;
         model.answers.candidates = Service::Here(Default::default());
         let shown = text(View::Trim, &model, &LOOK);
-        assert!(shown.contains("no metrics are served (pagecrew trim") && shown.contains("in no process"), "{shown}");
+        assert!(shown.contains("no metrics are served (pagecrew serve") && shown.contains("in no process"), "{shown}");
         model.answers.candidates = Service::Wrong("/proc: no".into());
         assert!(text(View::Trim, &model, &LOOK).contains("/proc: no"));
     }
