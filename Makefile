@@ -90,17 +90,23 @@ build: ## The command and the preload library
 setup: ## What the demo, the benchmarks and the tests use besides Rust, gcc and python3
 	@bash scripts/setup.sh
 
+UNITS = pagecrew-pool.service pagecrew-trim.service pagecrew-reclaim.service pagecrew.service
+AT = $(DESTDIR)$(PREFIX)
+
 .PHONY: install
 install: build ## The command, the library and the services into PREFIX (default: /usr/local)
-	install -D -m 755 $(RELEASE)/pagecrew $(DESTDIR)$(PREFIX)/bin/pagecrew
-	install -D -m 644 $(RELEASE)/libpagecrew_preload.so $(DESTDIR)$(PREFIX)/lib/pagecrew/libpagecrew_preload.so
-	install -D -m 644 contrib/pagecrew.toml $(DESTDIR)$(PREFIX)/share/doc/pagecrew/pagecrew.toml
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system contrib/pagecrew-pool.service contrib/pagecrew-trim.service \
-		contrib/pagecrew-reclaim.service contrib/pagecrew.service
-	sed -i 's|=/usr/local/bin/|=$(PREFIX)/bin/|' $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,pagecrew-pool.service pagecrew-trim.service \
-		pagecrew-reclaim.service pagecrew.service)
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/pagecrew/docs docs/*.md $(wildcard docs/*.svg)
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/pagecrew contrib/grafana/pagecrew.json contrib/prometheus/pagecrew.rules.yml
+	install -D -m 755 $(RELEASE)/pagecrew $(AT)/bin/pagecrew
+	install -D -m 644 $(RELEASE)/libpagecrew_preload.so $(AT)/lib/pagecrew/libpagecrew_preload.so
+	install -D -m 644 contrib/pagecrew.toml $(AT)/share/doc/pagecrew/pagecrew.toml
+	install -D -m 644 -t $(AT)/lib/systemd/system $(addprefix contrib/,$(UNITS))
+	sed -i 's|=/usr/local/bin/|=$(PREFIX)/bin/|' $(addprefix $(AT)/lib/systemd/system/,$(UNITS))
+	install -D -m 644 -t $(AT)/share/doc/pagecrew/docs docs/*.md $(wildcard docs/*.svg)
+	install -D -m 644 -t $(AT)/share/doc/pagecrew contrib/grafana/pagecrew.json contrib/prometheus/pagecrew.rules.yml
+
+.PHONY: uninstall
+uninstall: ## Remove what install has put there; services that run go on until they are stopped
+	rm -f $(AT)/bin/pagecrew $(addprefix $(AT)/lib/systemd/system/,$(UNITS))
+	rm -rf $(AT)/lib/pagecrew $(AT)/share/doc/pagecrew
 
 .PHONY: clean
 clean: ## Remove what was built
