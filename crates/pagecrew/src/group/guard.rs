@@ -90,8 +90,8 @@ fn number(text: &[u8]) -> u64 {
 const PATIENCE_SECONDS: libc::c_uint = 10;
 /// From one try to the next.
 const AGAIN: Duration = Duration::from_millis(5);
-/// So often it is looked whether the group has room, and no more: it may be a while until it has, for all that is known.
-const WAITS: usize = 400;
+/// So often it is looked whether the group has room, and no more: one that is full of page cache never has.
+const WAITS: usize = 40;
 /// This is room enough for a guard.
 const ROOM: u64 = 512 << 10;
 
@@ -111,6 +111,9 @@ pub(crate) enum Undo<'a> {
     /// These threads are as urgent as they can be, and were `before` nice.
     Nice { threads: &'a [i32], before: i32 },
 }
+
+/// No thread is as nice as this.
+const NO_NICE: i32 = i32::MAX;
 
 /// As urgent as a thread of the ordinary class can be.
 pub(crate) const URGENT: i32 = -20;
@@ -236,29 +239,40 @@ unsafe fn guard(line: c_int, end: c_int, file: &File, lock: c_int, undo: Undo<'_
         // When the group is let go, the kernel kills there until there is room, and it is not to be the guard, which has still something to do. Takes
         // CAP_SYS_RESOURCE.
         let score = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY);
-        libc::write(score, b"-1000".as_ptr().cast(), 5);
+        let is_spared = libc::write(score, b"-1000".as_ptr().cast(), 5) == 5;
         libc::close(score);
         // Writes nothing, but has the code that does in memory.
         std::hint::black_box(may());
+        let mut byte = 0u8;
+        libc::read(-1, (&raw mut byte).cast(), 1);
         libc::pwrite(-1, text.as_ptr().cast(), text.len(), 0);
         libc::fremovexattr(-1, marker::NAME.as_ptr());
+        if let Undo::Nice { threads, before } = undo {
+            libc::pread(lock, (&raw mut byte).cast(), 1, 0);
+            change_nice(threads, NO_NICE, before);
+        }
         libc::mlockall(libc::MCL_CURRENT | libc::MCL_ONFAULT);
-        let mut byte = 0u8;
         libc::write(end, (&raw const byte).cast(), 1);
         while libc::read(end, (&raw mut byte).cast(), 1) < 0 && Errno::last() == Errno(libc::EINTR) {}
         if let Undo::Nice { threads, before } = undo {
             // Without a marker nothing was changed, or it was put back: whatever there is now is somebody else's.
             let mut first = b' ';
-            if libc::pread(lock, (&raw mut first).cast(), 1, 0) == 1 && first != b' ' {
+            let count = libc::pread(lock, (&raw mut first).cast(), 1, 0);
+            if count < 0 || (count == 1 && first != b' ') {
                 change_nice(threads, URGENT, before);
                 libc::ftruncate(lock, 0);
             }
         } else if may() && libc::pwrite(control, text.as_ptr().cast(), text.len(), 0) == text.len() as isize {
-            if let Undo::OomKiller { top, usage, limit } = undo {
-                free_groups_below(file, top, || has_room(usage, limit));
+            let is_done = match undo {
+                Undo::OomKiller { top, usage, limit } => {
+                    free_groups_below(file, top, || is_spared || has_room(usage, limit))
+                }
+                _ => true,
+            };
+            if is_done {
+                libc::fremovexattr(control, marker::NAME.as_ptr());
+                libc::ftruncate(lock, 0);
             }
-            libc::fremovexattr(control, marker::NAME.as_ptr());
-            libc::ftruncate(lock, 0);
         }
         libc::_exit(0)
     }
@@ -271,14 +285,14 @@ fn has_room(usage: &File, limit: u64) -> bool {
     usage.read_at(&mut text, 0).map_or(true, |_| number(&text).saturating_add(ROOM) <= limit)
 }
 
-/// Gives the OOM killer back to the groups below that were made while their group was held, as the next hold would, but now.
+/// Gives the OOM killer back to the groups below that were made while their group was held, as the next hold would, but now. Returns whether that is done.
 ///
 /// This allocates memory, in a fork of a process that may have had several threads. The malloc of the C library and those that stand in for it
 /// keep their locks free across a fork; should one of them not, the alarm ends this, and the marker stays for the next hold.
 ///
-/// Where the guard is in the group, it waits until that has room again: the memory of those whom the kernel has killed there is not free at once, and
-/// whoever asks for some until then is the next one.
-fn free_groups_below(control: &File, top: &Path, has_room: impl Fn() -> bool) {
+/// Where the guard is in the group, it waits a moment until that has room again: the memory of those whom the kernel has killed there is not free at
+/// once, and whoever asks for some until then is the next one.
+fn free_groups_below(control: &File, top: &Path, has_room: impl Fn() -> bool) -> bool {
     // SAFETY: the set is initialised before it is used; the default disposition of this signal ends the process.
     unsafe {
         let mut alarm: libc::sigset_t = std::mem::zeroed();
@@ -288,15 +302,26 @@ fn free_groups_below(control: &File, top: &Path, has_room: impl Fn() -> bool) {
         libc::alarm(PATIENCE_SECONDS);
         libc::sigprocmask(libc::SIG_UNBLOCK, &alarm, std::ptr::null_mut());
     }
-    if let Some(Marker::OomKiller { off_below }) = Marker::read(control) {
-        for _ in 0..WAITS {
-            if has_room() {
-                break;
-            }
-            std::thread::sleep(AGAIN);
+    // Gone with the holder's own end, where it came to that. It takes no memory to ask.
+    if rustix::fs::fgetxattr_query(control, marker::NAME) == Err(rustix::io::Errno::NODATA) {
+        return true;
+    }
+    for _ in 0..WAITS {
+        if has_room() {
+            break;
         }
-        while turn_oom_killers_on_below(top, &off_below) == Err(Errno(libc::ENOMEM)) {
-            std::thread::sleep(AGAIN);
+        std::thread::sleep(AGAIN);
+    }
+    loop {
+        let done = match Marker::find(control) {
+            Ok(Some(Marker::OomKiller { off_below })) => turn_oom_killers_on_below(top, &off_below),
+            found => found.map(drop),
+        };
+        match done {
+            // There was no memory for it, or none to put the answer into.
+            Err(Errno(libc::ENOMEM | libc::EFAULT)) => std::thread::sleep(AGAIN),
+            Err(Errno(libc::ENOENT | libc::ENODEV)) | Ok(()) => return true,
+            Err(_) => return false,
         }
     }
 }

@@ -468,10 +468,10 @@ impl Hold {
             return;
         }
         let Ok(groups) = groups(&self.group.path) else { return };
-        for (path, _) in groups.iter().filter(|(_, number)| !self.known.contains(number)) {
-            let _ = turn_oom_killer_on(path);
-        }
-        self.known = groups.into_iter().map(|(_, number)| number).collect();
+        // One that it failed for has its turn the next time.
+        let has_its_own =
+            |(path, number): &(PathBuf, u64)| self.known.contains(number) || turn_oom_killer_on(path).is_ok();
+        self.known = groups.into_iter().filter(has_its_own).map(|(_, number)| number).collect();
     }
 }
 

@@ -2,6 +2,7 @@
 //! killed: an extended attribute of the file itself (`user.*` on control groups: Linux 5.7), which goes with the group. Where there are
 //! none, nothing is written, and such a hold looks like its operator's wish.
 
+use crate::sys::Errno;
 use rustix::fs::XattrFlags;
 use std::ffi::CStr;
 use std::fs::File;
@@ -61,12 +62,24 @@ impl Marker {
         let _ = rustix::fs::fsetxattr(file, NAME, self.text().as_bytes(), XattrFlags::empty());
     }
 
-    /// The one beside `file`, if there is one.
+    /// The one beside `file`, if there is one, or it can't be said.
     pub fn read(file: &File) -> Option<Marker> {
-        // As much as the kernel keeps beside a file: a thousand groups may be named in it.
-        let mut buffer = vec![0; 65536];
-        let length = rustix::fs::fgetxattr(file, NAME, &mut buffer[..]).ok()?;
-        Marker::parse(std::str::from_utf8(&buffer[..length]).ok()?)
+        Marker::find(file).ok().flatten()
+    }
+
+    /// The one beside `file`, if there is one.
+    ///
+    /// # Errors
+    /// `ENOMEM` and `EFAULT` where there is no memory for the answer.
+    pub fn find(file: &File) -> Result<Option<Marker>, Errno> {
+        // Of most files there is none, and then it takes no memory to be told so.
+        let length = match rustix::fs::fgetxattr_query(file, NAME) {
+            Err(rustix::io::Errno::NODATA | rustix::io::Errno::NOTSUP) => return Ok(None),
+            length => length?,
+        };
+        let mut text = vec![0; length];
+        let length = rustix::fs::fgetxattr(file, NAME, &mut text[..])?;
+        Ok(std::str::from_utf8(&text[..length]).ok().and_then(Marker::parse))
     }
 
     /// Takes away the one beside `file`.
@@ -79,7 +92,7 @@ impl Marker {
     /// # Errors
     /// `EOPNOTSUPP` on kernels before 5.7.
     #[cfg(test)]
-    pub fn possible(file: &File) -> Result<(), crate::sys::Errno> {
+    pub fn possible(file: &File) -> Result<(), Errno> {
         rustix::fs::fsetxattr(file, c"user.pagecrew.test", b"", XattrFlags::empty())?;
         Ok(rustix::fs::fremovexattr(file, c"user.pagecrew.test")?)
     }

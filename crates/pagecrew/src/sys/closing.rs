@@ -20,9 +20,12 @@ use std::time::Duration;
 
 /// So many threads of one account close one connection each.
 const ALONE: usize = 8;
-/// So many more do that for [`DESCRIPTORS_MOST`] connections each; as many again for twice as many each, and so on, until it is [`LOAD_MOST`].
+/// So many more do that for [`LOAD_LEAST`] connections each; as many again for twice as many each, and so on, until it is [`LOAD_MOST`], or this
+/// part of what the process may have of descriptors: what waits for a thread is in its table.
 const ALIKE: usize = 4;
+const LOAD_LEAST: usize = 32;
 const LOAD_MOST: usize = 8 * DESCRIPTORS_MOST;
+const PART: u64 = 32;
 /// So many threads there are for one account, at most: as many connections then as it may have descriptors in sockets (524,288 by systemd's
 /// default, `RLIMIT_NOFILE`), where each has one in it. And so many for all.
 const THREADS_OF_ONE: usize = 288;
@@ -52,7 +55,7 @@ impl LowNumbers {
 
     /// The same, whatever the kernel refuses.
     pub(super) fn take(like: &Socket) -> Option<LowNumbers> {
-        if getrlimit(Resource::Nofile).current.is_some_and(|most| most < 16 * LOW as u64) {
+        if descriptors_most() < 16 * LOW as u64 {
             return None;
         }
         let copy = || rustix::io::fcntl_dupfd_cloexec(like, 0).ok();
@@ -63,11 +66,13 @@ impl LowNumbers {
     }
 }
 
-/// How many connections one more thread of an account takes that has so many threads, and so many connections that wait; `None` where there is none.
-fn next_load(threads: usize, waiting: usize) -> Option<usize> {
+/// How many connections one more thread of an account takes that has so many threads, and so many connections that wait, where the process may have
+/// `most` descriptors; `None` where there is none.
+fn next_load(threads: usize, waiting: usize, most: u64) -> Option<usize> {
+    let part = usize::try_from(most / PART).unwrap_or(usize::MAX).max(1);
     let load = match threads.checked_sub(ALONE) {
         None => 1,
-        Some(more) => (DESCRIPTORS_MOST << (more / ALIKE).min(8)).min(LOAD_MOST),
+        Some(more) => (LOAD_LEAST << (more / ALIKE).min(8)).min(LOAD_MOST).min(part),
     };
     (threads < THREADS_OF_ONE && waiting >= load).then_some(load)
 }
@@ -80,6 +85,8 @@ struct Closing<T, D> {
     waiting: Vec<(u32, D)>,
     /// When it was last looked which threads have gone.
     looked_ns: u64,
+    /// No thread could be started since then.
+    has_failed: bool,
 }
 
 #[derive(Debug)]
@@ -101,7 +108,7 @@ pub struct Unclosed {
 
 impl<T, D> Closing<T, D> {
     const fn new() -> Closing<T, D> {
-        Closing { threads: Vec::new(), waiting: Vec::new(), looked_ns: 0 }
+        Closing { threads: Vec::new(), waiting: Vec::new(), looked_ns: 0, has_failed: false }
     }
 
     fn waiting_of(&self, account: u32) -> usize {
@@ -117,16 +124,16 @@ impl<T, D> Closing<T, D> {
     }
 
     /// One more is to be closed.
-    fn push(&mut self, account: u32, connection: D, start: impl FnMut(Vec<D>) -> Result<T, Vec<D>>) {
+    fn push(&mut self, account: u32, connection: D, most: u64, start: impl FnMut(Vec<D>) -> Result<T, Vec<D>>) {
         self.waiting.push((account, connection));
-        self.begin(account, start);
+        self.begin(account, most, start);
     }
 
     /// Begins to close what there may be threads for: `start` says which thread it is, or gives back what it can't close now.
-    fn begin(&mut self, account: u32, mut start: impl FnMut(Vec<D>) -> Result<T, Vec<D>>) {
-        loop {
+    fn begin(&mut self, account: u32, most: u64, mut start: impl FnMut(Vec<D>) -> Result<T, Vec<D>>) {
+        while !self.has_failed {
             let threads = self.threads.iter().filter(|closer| closer.account == account).count();
-            let load = next_load(threads, self.waiting_of(account)).filter(|_| self.threads.len() < THREADS);
+            let load = next_load(threads, self.waiting_of(account), most).filter(|_| self.threads.len() < THREADS);
             let Some(connections) = load else { return };
             let mut load = Vec::with_capacity(connections);
             for (of, connection) in std::mem::take(&mut self.waiting) {
@@ -140,23 +147,29 @@ impl<T, D> Closing<T, D> {
                 Ok(thread) => self.threads.push(Closer { account, thread, connections }),
                 Err(load) => {
                     self.waiting.extend(load.into_iter().map(|connection| (account, connection)));
-                    return;
+                    self.has_failed = true;
                 }
             }
         }
     }
 
     /// Finds out which threads have gone, and begins to close what waits. There may be much of that, so a moment after the last time it does nothing.
-    fn go_on(&mut self, now_ns: u64, lives: impl Fn(&T) -> bool, mut start: impl FnMut(Vec<D>) -> Result<T, Vec<D>>) {
+    fn go_on(
+        &mut self,
+        now_ns: u64,
+        most: u64,
+        lives: impl Fn(&T) -> bool,
+        mut start: impl FnMut(Vec<D>) -> Result<T, Vec<D>>,
+    ) {
         if now_ns.saturating_sub(self.looked_ns) < LOOK.as_nanos() as u64 {
             return;
         }
-        self.looked_ns = now_ns;
+        (self.looked_ns, self.has_failed) = (now_ns, false);
         self.threads.retain(|closer| lives(&closer.thread));
         let mut accounts: Vec<u32> = self.waiting.iter().map(|(account, _)| *account).collect();
         accounts.sort_unstable();
         accounts.dedup();
-        accounts.into_iter().for_each(|account| self.begin(account, &mut start));
+        accounts.into_iter().for_each(|account| self.begin(account, most, &mut start));
     }
 }
 
@@ -173,7 +186,7 @@ fn closing() -> MutexGuard<'static, Closing<ThreadId, Waiting>> {
 
 /// Closes a connection of `account`, or will. Takes no longer than some system calls.
 pub fn close(account: u32, connection: OwnedFd, low: Option<Arc<LowNumbers>>) {
-    closing().push(account, (connection, low), start);
+    closing().push(account, (connection, low), descriptors_most(), start);
 }
 
 /// What can't be closed yet, because of what was sent.
@@ -183,8 +196,13 @@ pub fn unclosed(account: u32) -> Unclosed {
         return Unclosed { descriptors: 0, connections: 0 };
     }
     let lives = |thread: &ThreadId| Path::new(&format!("/proc/self/task/{thread}")).exists();
-    closing.go_on(clock::now_ns(), lives, start);
+    closing.go_on(clock::now_ns(), descriptors_most(), lives, start);
     closing.unclosed(account)
+}
+
+/// So many descriptors this process may have.
+fn descriptors_most() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 /// Has a thread close all of these, however long that takes, while others go on. Gives them back where that can't be done now.
@@ -293,6 +311,9 @@ mod tests {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use std::io::Read;
 
+    /// What a service may have of descriptors.
+    const MOST: u64 = 65536;
+
     fn later(looks: u64) -> u64 {
         1_000_000_000 + looks * LOOK.as_nanos() as u64
     }
@@ -301,52 +322,55 @@ mod tests {
     #[test]
     fn whoever_sends_what_is_never_closed_has_few_threads_and_the_others_have_theirs() {
         let mut closing = Closing::new();
-        for number in 0..100 {
-            closing.push(1, number, |_| Ok(()));
+        for number in 0..30 {
+            closing.push(1, number, MOST, |_| Ok(()));
         }
-        assert_eq!((closing.threads.len(), closing.waiting.len()), (ALONE, 92));
-        assert_eq!(closing.unclosed(1), Unclosed { descriptors: 92, connections: 100 });
-        assert_eq!(closing.unclosed(2), Unclosed { descriptors: 92, connections: 0 });
-        closing.push(2, 100, |_| Ok(()));
+        assert_eq!((closing.threads.len(), closing.waiting.len()), (ALONE, 22));
+        assert_eq!(closing.unclosed(1), Unclosed { descriptors: 22, connections: 30 });
+        assert_eq!(closing.unclosed(2), Unclosed { descriptors: 22, connections: 0 });
+        closing.push(2, 100, MOST, |_| Ok(()));
         assert_eq!((closing.threads.len(), closing.unclosed(2).connections), (9, 1));
-        closing.go_on(later(1), |_| true, |_| Ok(()));
-        assert_eq!(closing.waiting.len(), 92);
+        closing.go_on(later(1), MOST, |_| true, |_| Ok(()));
+        assert_eq!(closing.waiting.len(), 22);
         // The threads come to their end; that is not looked for all the time.
-        closing.go_on(later(1) + 1, |_| false, |_| Ok(()));
-        assert_eq!(closing.waiting.len(), 92);
-        for (look, left) in (2..).zip([84, 76, 68]) {
-            closing.go_on(later(look), |_| false, |_| Ok(()));
+        closing.go_on(later(1) + 1, MOST, |_| false, |_| Ok(()));
+        assert_eq!(closing.waiting.len(), 22);
+        for (look, left) in (2..).zip([14, 6, 0]) {
+            closing.go_on(later(look), MOST, |_| false, |_| Ok(()));
             assert_eq!(closing.waiting.len(), left);
         }
-        (5..20).for_each(|look| closing.go_on(later(look), |_| false, |_| Ok(())));
+        (5..20).for_each(|look| closing.go_on(later(look), MOST, |_| false, |_| Ok(())));
         assert_eq!(closing.unclosed(1), Unclosed { descriptors: 0, connections: 0 });
         // Where no thread can be started it waits, and is not lost.
-        closing.push(1, 7, Err);
-        closing.go_on(later(20), |_| true, Err);
+        closing.push(1, 7, MOST, Err);
+        closing.go_on(later(20), MOST, |_| true, Err);
         assert_eq!(closing.waiting, [(1, 7)]);
     }
 
     #[test]
     fn however_many_there_are_few_take_room_from_others() {
-        let (mut threads, mut waiting) = (0, 0);
-        for number in 1..=524_288 {
-            waiting += 1;
-            while let Some(load) = next_load(threads, waiting) {
-                (threads, waiting) = (threads + 1, waiting - load);
+        for (connections, most) in [(524_288, 1 << 20), (524_288, MOST), (30_000, 4096), (8_000, 1024)] {
+            let (mut threads, mut waiting) = (0, 0);
+            for number in 1..=connections {
+                waiting += 1;
+                while let Some(load) = next_load(threads, waiting, most) {
+                    (threads, waiting) = (threads + 1, waiting - load);
+                }
+                assert!(waiting < LOAD_MOST && waiting as u64 <= most / PART, "{number} of {most}");
             }
-            assert!(waiting < LOAD_MOST && threads < THREADS_OF_ONE, "{number}");
+            assert!(threads < THREADS_OF_ONE);
         }
-        assert_eq!(next_load(THREADS_OF_ONE, usize::MAX), None);
+        assert_eq!(next_load(THREADS_OF_ONE, usize::MAX, MOST), None);
         let mut closing = Closing::new();
-        (0..5000).for_each(|number| closing.push(1, number, |load| Ok(load.len())));
+        (0..5000).for_each(|number| closing.push(1, number, MOST, |load| Ok(load.len())));
         assert_eq!(closing.unclosed(1).connections, 5000);
         assert!(closing.threads.iter().all(|closer| closer.connections == closer.thread));
         // Another one's go to threads of their own.
-        (0..ALONE + 5).for_each(|number| closing.push(2, number, |load| Ok(load.len())));
+        (0..ALONE + 5).for_each(|number| closing.push(2, number, MOST, |load| Ok(load.len())));
         assert_eq!(closing.unclosed(2).connections, ALONE + 5);
         assert_eq!(closing.threads.iter().filter(|closer| closer.account == 2).count(), ALONE);
         // Nor are there more threads than there may be, whoever has sent it all.
-        (3..3 + THREADS as u32).for_each(|account| closing.push(account, 0, |load| Ok(load.len())));
+        (3..3 + THREADS as u32).for_each(|account| closing.push(account, 0, MOST, |load| Ok(load.len())));
         assert_eq!(closing.threads.len(), THREADS);
     }
 
@@ -358,19 +382,18 @@ mod tests {
             sizes.push(load.len());
             Ok(())
         };
-        for number in 0..ALONE + ALIKE * DESCRIPTORS_MOST + 2 * DESCRIPTORS_MOST - 1 {
-            closing.push(1, number, &mut start);
+        for number in 0..ALONE + ALIKE * LOAD_LEAST + 2 * LOAD_LEAST - 1 {
+            closing.push(1, number, MOST, &mut start);
         }
         let large = closing.waiting.len();
-        closing.push(1, 0, &mut start);
-        assert_eq!((large, closing.waiting.len()), (2 * DESCRIPTORS_MOST - 1, 0));
-        let expected: Vec<usize> =
-            [[1; ALONE].as_slice(), &[DESCRIPTORS_MOST; ALIKE], &[2 * DESCRIPTORS_MOST]].concat();
+        closing.push(1, 0, MOST, &mut start);
+        assert_eq!((large, closing.waiting.len()), (2 * LOAD_LEAST - 1, 0));
+        let expected: Vec<usize> = [[1; ALONE].as_slice(), &[LOAD_LEAST; ALIKE], &[2 * LOAD_LEAST]].concat();
         assert_eq!(sizes, expected);
         // Where that fails, they wait, and are not lost.
         let mut closing: Closing<(), usize> = Closing::new();
-        (0..ALONE).for_each(|number| closing.push(1, number, |_| Ok(())));
-        (0..2 * DESCRIPTORS_MOST).for_each(|number| closing.push(1, number, Err));
+        (0..ALONE).for_each(|number| closing.push(1, number, MOST, |_| Ok(())));
+        (0..2 * DESCRIPTORS_MOST).for_each(|number| closing.push(1, number, MOST, Err));
         assert_eq!(closing.unclosed(1).connections, ALONE + 2 * DESCRIPTORS_MOST);
         assert_eq!(closing.waiting.len(), 2 * DESCRIPTORS_MOST);
     }

@@ -48,7 +48,9 @@ pub fn page(model: &Model, look: &Look) -> Page {
 
 /// What it does, in a few words.
 pub fn short(model: &Model) -> Piece {
-    if let Some(missing) = missing(&model.answers.reclaim, "no metrics are served", "pagecrew serve, or metrics = 9752 in [reclaim]") {
+    if let Some(missing) =
+        missing(&model.answers.reclaim, "no metrics are served", "pagecrew serve, or metrics = 9752 in [reclaim]")
+    {
         return missing;
     }
     let Some(found) = model.answers.reclaim.here() else { return Piece::default() };
