@@ -294,13 +294,18 @@ at_rest() {
     shift
     serve --size 128M --cpu 100 "$@"
     wait_for_ready "128 << 20"
-    local processes=("$server") pid
+    local processes=("$server") pid before
     mapfile -t -O 1 processes < <(pgrep --parent "$server")
+    before=$("$pagecrew" pool status --json)
     sleep 3
     spent=$(ran_us "${processes[@]}")
     sleep 10
     spent=$(($(ran_us "${processes[@]}") - spent))
-    [ "$spent" -lt $((most * ${patience:-1})) ] || fail "$spent us of CPU in 10 s $*"
+    [ "$spent" -lt $((most * ${patience:-1})) ] || fail "$spent us of CPU in 10 s $*
+        by thread, ns since the start: $(for pid in "${processes[@]}"; do paste -d ' ' "/proc/$pid/task"/*/comm "/proc/$pid/task"/*/schedstat; done | tr '\n' ';')
+        before: $before
+        after: $("$pagecrew" pool status --json)
+        memory: $(grep -E 'Free|Available' /proc/meminfo | tr -s ' \n' ' ') $(tr '\n' ' ' </proc/pressure/memory 2>/dev/null)"
     resident=0
     for pid in "${processes[@]}"; do resident=$((resident + $(awk '/^VmRSS:/ { print $2 }' "/proc/$pid/status"))); done
     [ "$resident" -lt 16384 ] || fail "$resident KiB resident in ${#processes[@]} processes"
