@@ -56,8 +56,10 @@ top_cost() {
     python3 tests/real/top.py "$pagecrew" "$work" cost
 }
 
-add top/text 60 top_text
+beside=waits
 add top/terminal 180 top_terminal
+add top/text 60 top_text
+beside=no
 long=yes
 add top/cost 60 top_cost
 long=no

@@ -469,10 +469,6 @@ trim_hold_unsettled() {
     echo "ended after $took ms"
 }
 
-beside=yes
-add trim/redis 120 trim_redis
-add trim/numpy 120 trim_numpy
-add trim/under-run 120 trim_under_run
 beside=waits
 add trim/hold 200 trim_hold
 add trim/hold/cache 300 trim_hold_cache
@@ -481,4 +477,8 @@ add trim/hold/many 120 trim_many
 add trim/hold/unread 60 trim_hold_unread
 add trim/hold/unsettled 60 trim_hold_unsettled
 add trim/hold/anew 60 trim_hold_anew
+beside=yes
+add trim/redis 120 trim_redis
+add trim/numpy 120 trim_numpy
+add trim/under-run 120 trim_under_run
 beside=no

@@ -210,7 +210,7 @@ fn nobody_gets_more_than_his_quota_of_reserved_pages() {
 
 fn try_all(names: &[&str], backing: Backing) {
     // Most of a trial is waiting.
-    const AT_ONCE: usize = 4;
+    const AT_ONCE: usize = 8;
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE {
