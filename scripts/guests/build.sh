@@ -156,6 +156,10 @@ initramfs() {
         product "$architecture" "$target/guest-$architecture"
         built+=("$architecture")
     fi
+    if [ ! -d "$target/guest-$architecture" ]; then
+        echo "$name: nothing was built for guests on $architecture before; leave --no-build out" >&2
+        exit 1
+    fi
     rm -rf "$stage"
     inside=$stage$checkout
     mkdir -p "$inside/target/release" "$inside/target/tmp" "$stage/modules"

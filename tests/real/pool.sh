@@ -53,7 +53,8 @@ stop_server() {
 
 # pool_status EXPRESSION: of the status, which is `s`.
 pool_status() {
-    "$pagecrew" pool status --json | python3 -c "import json, sys; s = json.load(sys.stdin); print($1)"
+    local status
+    status=$("$pagecrew" pool status --json) && python3 -c "import json, sys; s = json.loads(sys.argv[1]); print($1)" "$status"
 }
 
 # Seconds in which a CPU had nothing to do, since the start of the machine.

@@ -372,6 +372,8 @@ reclaim_hog() {
             if [ "$(grep -c '"group-held"' "$work/said")" -ge "$round" ]; then break; fi
             sleep 0.05
         done
+        # While they read: a disk's page cache goes with the last one who has it open.
+        if [ "$round" -eq 1 ]; then files=$(awk '/^(Ina|A)ctive\(file\)/ { sum += $2 } END { printf "%.0f\n", 1024 * sum }' /proc/meminfo); fi
         wait "$readers" || fail "readers: status $?"
         [ "$(grep -c '"group-held"' "$work/said")" -ge "$round" ] || fail "nobody was held: $(cat "$work/said" "$work/log")"
         for _ in $(seq 300); do
@@ -383,8 +385,8 @@ reclaim_hog() {
     grep '"group-held"' "$work/said" | grep -q -F "\"$group\"" || fail "$(grep '"group-held"' "$work/said")"
     [ "$(settings_of_group)" = "$before" ] || fail "$(settings_of_group), and before: $before"
     share=$(grep -m 1 '"group-held"' "$work/said" | grep -o '"share_bytes":[0-9]*' | cut -d : -f 2)
-    files=$(awk '/^(Ina|A)ctive\(file\)/ { sum += $2 } END { print 1024 * sum }' /proc/meminfo)
     # Of all page cache it has half when that begins; what there is changes a little.
+    [ "$files" -ge $((16 << 20)) ] || fail "$files bytes of page cache while they read"
     [ $((5 * share)) -ge $((2 * files)) ] || fail "held to $share bytes of $files"
     kill "$service"
     wait "$service" || fail "status $?: $(cat "$work/log")"
