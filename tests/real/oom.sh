@@ -95,6 +95,6 @@ test_oom_far_from_limit() {
 
 add oom/far-from-limit 60 test_oom_far_from_limit
 beside=yes
-add oom/within-limit 180 test_oom_within_limit
-add oom/over-limit 120 test_oom_over_limit
+add oom/within-limit 90 test_oom_within_limit
+add oom/over-limit 60 test_oom_over_limit
 beside=no
