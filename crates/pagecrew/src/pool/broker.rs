@@ -866,6 +866,7 @@ impl<F: Clone> Broker<F> {
         state.counters.elsewhere_bytes += elsewhere;
         state.counters.cpu_ns += cpu_ns;
         let Some(of) = state.nodes.get_mut(&node) else { return Vec::new() };
+        of.refill.filled(id, filled);
         // It may have been handed out meanwhile, and then is as its owner has it.
         let Some(ready) = of.waiting.iter_mut().find(|ready| ready.id == id) else { return Vec::new() };
         ready.filled = (offset + filled).min(ready.size);

@@ -227,7 +227,10 @@ impl Demand {
         let users = self.active(now).count();
         if users > 1 {
             let share = rest / users;
-            let next: Vec<_> = self.active(now).map(|requests| (requests.user, requests.next(share, now))).collect();
+            // Whoever had least comes first, so that what was filled for him is not taken for another one's of the same size.
+            let mut next: Vec<_> = self.active(now).collect();
+            next.sort_by_key(|requests| requests.had(now));
+            let next: Vec<_> = next.iter().map(|requests| (requests.user, requests.next(share, now))).collect();
             for (user, sizes) in next {
                 let begin = wanted.len();
                 for size in sizes.into_iter().take(most - begin) {

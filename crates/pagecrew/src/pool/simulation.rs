@@ -55,6 +55,11 @@ impl Pool {
 
     pub(super) fn step(&mut self) -> bool {
         let step = self.turns.next(&self.wanted, self.demand.next(), &self.stock);
+        self.change(step);
+        step != Step::Nothing
+    }
+
+    fn change(&mut self, step: Step) {
         let at = |id: u64| self.stock.iter().position(|file| file.id == id).unwrap();
         match step {
             Step::Create { size } => {
@@ -73,12 +78,12 @@ impl Pool {
             Step::Fill { id } => {
                 let at = at(id);
                 let file = &mut self.stock[at];
+                self.turns.filled(id, file.size - file.filled);
                 self.zeroed += file.size - file.filled;
                 file.filled = file.size;
             }
-            Step::Nothing => return false,
+            Step::Nothing => {}
         }
-        true
     }
 
     pub(super) fn sum(&self) -> usize {
@@ -95,16 +100,39 @@ impl Pool {
         self.possible += size.min(self.size);
     }
 
-    /// As a server does it. Returns how much of it was ready.
     fn take_as(&mut self, user: u32, size: usize) -> usize {
-        let needs = self.demand.needs_of_others(user, self.size, 0);
+        self.take_at(user, size, 0)
+    }
+
+    /// As a server does it. Returns how much of it was ready.
+    fn take_at(&mut self, user: u32, size: usize, now_ns: u64) -> usize {
+        let needs = self.demand.needs_of_others(user, self.size, now_ns);
         let chosen = choose(&self.stock, size).filter(|&id| spares(&self.stock, id, needs));
         let place = chosen.and_then(|id| self.stock.iter().position(|file| file.id == id));
         let ready = place.map_or(0, |at| self.stock.remove(at).filled.min(size));
-        self.demand.note(user, size, 0);
-        self.demand.served(user, ready, 0);
+        self.demand.note(user, size, now_ns);
+        self.demand.served(user, ready, now_ns);
         self.wanted = self.demand.wanted(&[], self.size);
         ready
+    }
+
+    /// Fills up to `bytes`, in pieces as a filler does it, with all the steps on the way.
+    fn fill(&mut self, mut bytes: usize) {
+        while bytes > 0 {
+            let step = self.turns.next(&self.wanted, self.demand.next(), &self.stock);
+            match step {
+                Step::Fill { id } => {
+                    let file = self.stock.iter_mut().find(|file| file.id == id).unwrap();
+                    let piece = (file.size - file.filled).min(32 << 20).min(bytes);
+                    file.filled += piece;
+                    self.turns.filled(id, piece);
+                    self.zeroed += piece;
+                    bytes -= piece;
+                }
+                Step::Nothing => return,
+                step => self.change(step),
+            }
+        }
     }
 }
 
@@ -218,9 +246,8 @@ fn nobody_gets_less_for_another_ones_greed() {
                 if let Some(greed) = greed {
                     pool.take_as(9, greed(&mut numbers));
                 }
-                // What is refilled between two of his requests is less than he takes.
-                pool.step();
-                pool.step();
+                // More than the two take, and less than he takes but where he takes small ones.
+                pool.fill(GIB);
             }
         }
         ready as f64 / asked as f64
@@ -230,6 +257,57 @@ fn nobody_gets_less_for_another_ones_greed() {
         for (number, greed) in hostile.into_iter().enumerate() {
             let beside = share(gib, Some(greed));
             assert!(beside >= alone - 0.05, "{gib} GiB, greed {number}: {beside} instead of {alone}");
+        }
+    }
+}
+
+/// The same where filling is slower than they take together: each has what he asks for as far as that is no more than a third of what is filled,
+/// but for some that is zeroed in vain. Where there is enough for him, the two have what they have alone.
+#[test]
+fn filling_that_is_behind_is_shared_by_bytes() {
+    const MIB: usize = 1 << 20;
+    const TICK_NS: u64 = 75_000_000;
+    const TICKS: u64 = 1000;
+    let quiet = [[4, 8, 16], [2, 6, 32]];
+    let hostile: [fn(&mut Numbers) -> usize; 4] = [
+        |_| HUGE_PAGE_SIZE,
+        |_| 128 * MIB,
+        |numbers| [4, 8, 16, 2, 6, 32][numbers.below(6)] * MIB,
+        |numbers| (1 + numbers.below(64)) * HUGE_PAGE_SIZE,
+    ];
+    // `rate` is the MiB that are filled in a second. Returns the share that the two had ready, and what would be fair.
+    let share = |rate: usize, greed: Option<fn(&mut Numbers) -> usize>| {
+        let (mut numbers, mut greedy, mut pool) = (Numbers(4), Numbers(5), Pool::new(512 * MIB));
+        let (mut asked, mut ready, mut left) = ([0; 2], 0, 0);
+        for tick in 0..TICKS {
+            let user = tick as usize % 2;
+            let size = quiet[user][numbers.below(3)] * MIB;
+            let had = pool.take_at(user as u32, size, tick * TICK_NS);
+            if tick >= TICKS / 4 {
+                asked[user] += size;
+                ready += had;
+            }
+            // He asks 20 times as often.
+            for part in 0..20 {
+                if let Some(greed) = greed {
+                    pool.take_at(9, greed(&mut greedy), tick * TICK_NS + part * (TICK_NS / 20));
+                }
+                left += rate * MIB / 1000 * TICK_NS as usize / 20_000_000;
+                pool.fill(whole(left));
+                left -= whole(left);
+            }
+        }
+        let seconds = (TICKS - TICKS / 4) * TICK_NS / 1_000_000_000;
+        let third = rate * MIB / 3 * seconds as usize;
+        let all = asked.iter().sum::<usize>() as f64;
+        (ready as f64 / all, asked.iter().map(|&asked| asked.min(third)).sum::<usize>() as f64 / all)
+    };
+    for rate in [50, 150, 300, 600] {
+        let alone = share(rate, None).0;
+        for (number, greed) in hostile.into_iter().enumerate() {
+            let (beside, fair) = share(rate, Some(greed));
+            let least = if fair < 1.0 { 0.8 * fair.min(alone) } else { alone - 0.05 };
+            assert!(beside >= least, "{rate} MiB/s, greed {number}: {beside} instead of {alone}");
         }
     }
 }

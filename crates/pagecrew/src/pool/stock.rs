@@ -4,8 +4,8 @@
 //! (about 110 ms a GiB of one CPU); or shorter, which is quick (4 ms a GiB), but what was cut off has to be zeroed anew
 //! in another file. So it matters which sizes wait.
 
-use super::demand::{FILES_MOST, Need, whole};
-use std::collections::{BTreeMap, BTreeSet};
+use super::demand::{Need, whole};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// A file that waits.
@@ -81,91 +81,97 @@ fn assign(wanted: &[usize], stock: &[Waiting]) -> Assignment {
 pub struct Refill {
     users: Shares<u32>,
     sizes: Shares<usize>,
-    /// The file that is being filled, its size, and the user whose turn it is.
-    at: Option<(u64, usize, Option<u32>)>,
+    /// The file that is being filled, and whose turn it is.
+    at: Option<(u64, Turn)>,
 }
 
-/// How many files were filled for whom since nobody missed any: who misses one and has had fewest has the next turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    User(u32),
+    Size(usize),
+}
+
+/// How many bytes were filled for whom: fair queueing by the time of the end (Demers, Keshav and Shenker, 1989). Whoever would have had fewest at the end
+/// of the file that he misses has the next turn. So of a small file and a large one the small one is first, two large ones are filled
+/// one after the other, and whoever is always missing something has no more than any other who is.
 #[derive(Debug, Clone)]
 struct Shares<T> {
-    done: BTreeMap<T, usize>,
-    /// As many as whoever had the last turn: where somebody new begins.
-    last: usize,
+    done: BTreeMap<T, u64>,
+    /// The fewest that anybody had who missed something, and so where somebody begins who missed nothing meanwhile: nothing is saved up.
+    begin: u64,
 }
 
 impl<T> Default for Shares<T> {
     fn default() -> Shares<T> {
-        Shares { done: BTreeMap::new(), last: 0 }
+        Shares { done: BTreeMap::new(), begin: 0 }
     }
 }
 
 impl<T: Ord + Copy> Shares<T> {
-    fn filled(&mut self, whose: T) {
-        *self.done.entry(whose).or_insert(self.last) += 1;
+    fn filled(&mut self, whose: T, bytes: usize) {
+        let done = self.of(whose) + bytes as u64;
+        self.done.insert(whose, done);
     }
 
-    fn of(&self, whose: T) -> usize {
-        self.done.get(&whose).copied().unwrap_or(self.last)
+    fn of(&self, whose: T) -> u64 {
+        self.done.get(&whose).map_or(self.begin, |done| self.begin.max(*done))
     }
 
-    /// The fewest that any of those has had who are `missing` one.
-    fn least(&mut self, missing: &BTreeSet<T>) -> usize {
-        // Or more came up than there can be files.
-        if missing.is_empty() || self.done.len() > FILES_MOST {
+    /// Whose turn it is of those who are `missing` so many bytes.
+    fn next(&mut self, missing: impl Iterator<Item = (T, usize)>) -> Option<T> {
+        let ends: Vec<_> = missing.map(|(whose, bytes)| (self.of(whose), bytes, whose)).collect();
+        let Some(begin) = ends.iter().map(|(done, ..)| *done).min() else {
             *self = Shares::default();
-        }
-        let least = missing.iter().map(|&whose| self.of(whose)).min().unwrap_or(0);
-        self.last = self.last.max(least);
-        least
+            return None;
+        };
+        self.begin = begin;
+        self.done.retain(|_, done| *done > begin);
+        ends.into_iter().map(|(done, bytes, whose)| (done + bytes as u64, whose)).min().map(|(_, whose)| whose)
     }
 }
 
 impl Refill {
+    /// `bytes` of the file `id` were filled.
+    pub fn filled(&mut self, id: u64, bytes: usize) {
+        match self.at {
+            Some((at, Turn::User(user))) if at == id => self.users.filled(user, bytes),
+            Some((at, Turn::Size(size))) if at == id => self.sizes.filled(size, bytes),
+            _ => {}
+        }
+    }
+
     /// As [`next_step`], in turn; `next` are the places of what is for each user.
     pub fn next(&mut self, wanted: &[usize], next: &[(u32, Range<usize>)], stock: &[Waiting]) -> Step {
-        let goes_on =
-            |&(id, size, _): &_| stock.iter().any(|file| file.id == id && file.size == size && !file.is_full());
-        // One that was taken meanwhile was filled for somebody, too.
-        match self.at.take_if(|at| !goes_on(at)) {
-            Some((_, _, Some(user))) => self.users.filled(user),
-            Some((_, size, None)) => self.sizes.filled(size),
-            None => {}
-        }
-        let user_of = |place: usize| next.iter().find(|(_, places)| places.contains(&place)).map(|(user, _)| *user);
         let places = assign(wanted, stock).places;
-        let is_missing = |place: usize| places[place].is_none_or(|file| !file.is_full());
-        let missing = next.iter().filter(|(_, places)| places.clone().any(is_missing)).map(|(user, _)| *user).collect();
-        let least = self.users.least(&missing);
-        let mut whose = None;
-        let mut step = step_of(wanted, stock, |place| {
-            // The last one that is asked about is the one that is done.
-            whose = user_of(place).filter(|user| self.users.of(*user) == least);
-            whose.is_some()
-        });
+        let missing = |place: usize| {
+            let left = wanted[place] - places[place].map_or(0, |file| file.filled.min(wanted[place]));
+            (left > 0).then_some(left)
+        };
+        let of_user = |(user, range): &(u32, Range<usize>)| Some((*user, range.clone().find_map(missing)?));
+        let of_users: Vec<_> = next.iter().filter_map(of_user).collect();
+        let mut turn = None;
+        let mut step = Step::Nothing;
+        if let Some(user) = self.users.next(of_users.into_iter()) {
+            let range = next.iter().find(|(other, _)| *other == user).map_or(0..0, |(_, range)| range.clone());
+            turn = Some(Turn::User(user));
+            step = step_of(wanted, stock, |place| range.contains(&place));
+        }
         if step == Step::Nothing {
-            whose = None;
-            let least = self.sizes.least(&missing_sizes(wanted, stock));
-            step = step_of(wanted, stock, |place| self.sizes.of(wanted[place]) == least);
+            let mut of_sizes = BTreeMap::new();
+            for (place, &size) in wanted.iter().enumerate() {
+                if let Some(left) = missing(place) {
+                    of_sizes.entry(size).or_insert(left);
+                }
+            }
+            let size = self.sizes.next(of_sizes.into_iter());
+            turn = size.map(Turn::Size);
+            step = step_of(wanted, stock, |place| Some(wanted[place]) == size);
         }
         if let Step::Fill { id } = step {
-            self.at = stock.iter().find(|file| file.id == id).map(|file| (id, file.size, whose));
+            self.at = turn.map(|turn| (id, turn));
         }
         step
     }
-}
-
-/// Sizes of which fewer files are full than are wanted.
-fn missing_sizes(wanted: &[usize], stock: &[Waiting]) -> BTreeSet<usize> {
-    let mut full: BTreeMap<usize, usize> = BTreeMap::new();
-    stock.iter().filter(|file| file.is_full()).for_each(|file| *full.entry(file.size).or_insert(0) += 1);
-    let is_missing = |size: &&usize| match full.get_mut(size) {
-        Some(left) if *left > 0 => {
-            *left -= 1;
-            false
-        }
-        _ => true,
-    };
-    wanted.iter().filter(is_missing).copied().collect()
 }
 
 /// The next thing to do so that what waits becomes what is `wanted`, with the least zeroing. Files never add up to more
@@ -219,15 +225,21 @@ const ZERO_COST: usize = 60;
 const CUT_COST: usize = 4;
 
 /// The file to hand out for a request of `size`: it is then made that long, longer or shorter. It is the one with the
-/// least wait for whoever asks, of equals the smallest. None: nothing that waits is filled, or to zero it all on the spot is no longer a wait
-/// than to cut what there is, as where little is asked for and only a large file waits.
+/// least cost, of equals the smallest. None: nothing that waits is filled, or to zero it all on the spot costs no more than to cut what
+/// there is, as where little is asked for and only a large file waits.
+///
+/// What is zeroed on the spot costs whoever asks. What is cut costs him little, and others more the less is ready: it is zeroed anew
+/// in another file, and they wait for that as long as filling is behind.
 pub fn choose(stock: &[Waiting], size: usize) -> Option<u64> {
-    let wait = |file: &Waiting| {
+    let sum = |of: fn(&Waiting) -> usize| stock.iter().map(of).sum::<usize>();
+    let (all, filled) = (sum(|file| file.size), sum(|file| file.filled));
+    let behind = ((all - filled) as f64 / all.max(1) as f64 * (ZERO_COST - CUT_COST) as f64) as usize;
+    let cost = |file: &Waiting| {
         let (missing, cut) = (size.saturating_sub(file.filled), file.filled.saturating_sub(size));
-        missing.saturating_mul(ZERO_COST).saturating_add(cut.saturating_mul(CUT_COST))
+        missing.saturating_mul(ZERO_COST).saturating_add(cut.saturating_mul(CUT_COST + behind))
     };
-    let better = |file: &&Waiting| file.filled > 0 && wait(file) < size.saturating_mul(ZERO_COST);
-    stock.iter().filter(better).min_by_key(|file| (wait(file), file.size, file.id)).map(|file| file.id)
+    let better = |file: &&Waiting| file.filled > 0 && cost(file) < size.saturating_mul(ZERO_COST);
+    stock.iter().filter(better).min_by_key(|file| (cost(file), file.size, file.id)).map(|file| file.id)
 }
 
 /// Whether others' `needs` are served as well without the file `id` as with it, each by a file of its own.
@@ -272,7 +284,7 @@ pub fn give_up(wanted: &[usize], stock: &[Waiting], bytes: usize) -> Vec<(u64, u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::demand::Demand;
+    use crate::pool::demand::{Demand, FILES_MOST};
     use crate::pool::simulation::Pool;
     use crate::sys::HUGE_PAGE_SIZE;
     use proptest::prelude::*;
@@ -287,6 +299,52 @@ mod tests {
 
     fn waiting(files: &[(usize, usize)]) -> Vec<Waiting> {
         files.iter().zip(1..).map(|(&(size, filled), id)| Waiting { id, size, filled }).collect()
+    }
+
+    #[test]
+    fn whoever_misses_something_gets_an_equal_part_of_the_filling() {
+        const PIECE: usize = 32;
+        // What each misses, and what is left of his file; the last one comes late.
+        let size = [2, 8, 128, 8];
+        let (mut shares, mut left, mut got) = (Shares::default(), size, [0; 4]);
+        for turn in 0..10_000 {
+            let missing = (0..4).filter(|&user| user < 3 || turn >= 5_000).map(|user| (user, left[user]));
+            let user = shares.next(missing).unwrap();
+            let piece = left[user].min(PIECE);
+            shares.filled(user, piece);
+            got[user] += piece;
+            left[user] -= piece;
+            if left[user] == 0 {
+                left[user] = size[user];
+            }
+            if turn == 4_999 {
+                assert!(got[..3].iter().all(|bytes| bytes.abs_diff(got[0]) <= size[2]), "{got:?}");
+                got = [0; 4];
+            }
+        }
+        // Who missed nothing before has no more for it.
+        assert!(got.iter().all(|bytes| bytes.abs_diff(got[0]) <= 2 * size[2]) && got[3] > 5_000, "{got:?}");
+        // Of a small file and a large one that is begun the small one is first; then the large one goes on.
+        let mut shares = Shares::default();
+        assert_eq!(shares.next([(1, 128)].into_iter()), Some(1));
+        shares.filled(1, PIECE);
+        assert_eq!(shares.next([(1, 96), (2, 8)].into_iter()), Some(2));
+        shares.filled(2, 8);
+        assert_eq!((shares.next([(1, 96)].into_iter()), shares.next([].into_iter())), (Some(1), None));
+    }
+
+    #[test]
+    fn what_is_cut_costs_more_the_less_is_ready() {
+        // To zero 2 GiB costs as much as to cut 30, while all is ready.
+        let stock = |full: usize| -> Vec<_> {
+            let files = [(5 * GIB, 5 * GIB)].into_iter();
+            waiting(
+                &files.chain((0..4).map(|place| (5 * GIB, if place < full { 5 * GIB } else { 0 }))).collect::<Vec<_>>(),
+            )
+        };
+        assert_eq!((choose(&stock(4), 2 * GIB), choose(&stock(1), 2 * GIB)), (Some(1), Some(1)));
+        assert_eq!((choose(&stock(4), GIB), choose(&stock(0), 3 * GIB)), (Some(1), Some(1)));
+        assert_eq!((choose(&stock(0), 2 * GIB), choose(&stock(0), GIB)), (None, None));
     }
 
     #[test]
