@@ -361,6 +361,23 @@ pool_pressure() {
     stop_server
 }
 
+# Programs that leave no CPU time keep a pool from being filled, and it is said so; what somebody needs he gets all the same.
+pool_crowded() {
+    local cpu other
+    cpu=$(taskset -cp $$ | sed 's/.*[ ,-]//')
+    taskset -cp "$cpu" $$ >/dev/null
+    taskset -c "$cpu" python3 -c 'while True: pass' &
+    other=$!
+    serve --size 512M --cpu 100
+    wait_for_pool "s['state'] == 'waiting: other programs take all CPU time'" 30
+    "$pagecrew" pool exec --size 64M -- test -s '{path}' || fail "nothing could be taken"
+    kill "$other"
+    wait "$other" || true
+    wait_for_ready "512 << 20"
+    grep -c 'other programs take all CPU time' "$work/server.log"
+    stop_server
+}
+
 beside=yes
 add pool/guest 600 pool_guest
 add pool/metrics 120 pool_metrics 0
@@ -374,6 +391,7 @@ beside=no
 add pool/qemu/hugetlbfs 300 with_huge_pages 160 pool_qemu_huge hugetlbfs
 add pool/heap/hugetlbfs 300 with_huge_pages 200 pool_heap hugetlbfs
 add pool/promised/hugetlbfs 60 with_huge_pages 64 pool_promised
+add pool/crowded 120 pool_crowded
 add pool/pressure 600 pool_pressure
 add pool/shares 400 pool_shares 3 100
 add pool/idle 120 pool_idle

@@ -555,7 +555,8 @@ mod tests {
         }
     }
 
-    /// Here whoever waits takes no part himself, as if he got no CPU time: all of it is theirs.
+    /// Here whoever waits takes no part himself, as if he got no CPU time: all of it is theirs. So this needs a CPU that has time to spare within a minute;
+    /// without one, whoever waits does the work.
     #[test]
     fn helpers_that_were_turned_away_come_back_to_a_job_that_somebody_waits_for() {
         let crew = crew(None);

@@ -11,7 +11,7 @@ use crate::control::arbiter::{Courtesy, Sums};
 use crate::control::{Backoff, Bucket, Repeats};
 use crate::sys::mount::MemoryFs;
 use crate::sys::sched::{self, Class};
-use crate::sys::vmstat::VmStat;
+use crate::sys::vmstat::{self, VmStat};
 use crate::sys::{HUGE_PAGE_SIZE, clock, procfs, shared_file};
 use crate::units::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -37,6 +37,8 @@ const LEFT_OUT: u32 = LOOKS - 1;
 const USED_UP: u64 = 8 << 30;
 /// What filling may save up of its share, in time.
 const SAVED: Duration = Duration::from_millis(200);
+/// A piece that takes so long, and whose filler waits for a CPU for more than half of that, is one for which others leave no CPU time.
+const CROWDED: Duration = Duration::from_secs(1);
 /// How long nothing is filled after nothing could be had, at first and at most.
 const RETRY: Duration = Duration::from_secs(2);
 const RETRY_MOST: Duration = Duration::from_secs(300);
@@ -99,6 +101,9 @@ struct Piece {
     file: Arc<File>,
     offset: usize,
     len: usize,
+    begun_ns: u64,
+    /// For how long the filler had waited for a CPU by then; `None` where the kernel does not count that.
+    waited_ns: Option<u64>,
 }
 
 /// See the module.
@@ -107,6 +112,8 @@ pub(super) struct Keeper {
     command: Vec<OsString>,
     filler: Option<Filler>,
     piece: Option<Piece>,
+    /// Whether others left it no CPU time for the last piece that it was at.
+    crowded: bool,
     setback: Setback,
     /// Nodes that have nothing left.
     full_nodes: BTreeMap<usize, Setback>,
@@ -156,6 +163,7 @@ impl Keeper {
             command,
             filler: None,
             piece: None,
+            crowded: false,
             setback: Setback::default(),
             full_nodes: BTreeMap::new(),
             gate: Gate::new(floor),
@@ -193,7 +201,7 @@ impl Keeper {
                 self.looks += 1 + left_out;
                 self.next_look_ns = clock::now_ns() + (LOOK * (1 + left_out)).as_nanos() as u64;
             }
-            let next = if self.piece.is_some() { Next::Wait(LOOK) } else { self.step() };
+            let next = if self.piece.is_some() { self.see_to_piece() } else { self.step() };
             if let Next::Wait(pause) = next {
                 let look = Duration::from_nanos(self.next_look_ns.saturating_sub(clock::now_ns()));
                 self.sleep(pause.min(look));
@@ -233,6 +241,19 @@ impl Keeper {
         }
     }
 
+    /// While the filler is at a piece: says so if it gets no CPU. It is of the idle class, and beside programs on all CPUs that is next to none.
+    fn see_to_piece(&mut self) -> Next {
+        if let (Some(piece), Some(filler)) = (&self.piece, &self.filler) {
+            let long = clock::now_ns() - piece.begun_ns;
+            let waited = || waited_for_cpu(filler).unwrap_or(0).saturating_sub(piece.waited_ns.unwrap_or(u64::MAX));
+            if long >= CROWDED.as_nanos() as u64 && waited() > long / 2 {
+                self.crowded = true;
+                return self.wait(NO_CPU);
+            }
+        }
+        Next::Wait(LOOK)
+    }
+
     /// The filler is done with a piece, or gone.
     fn filled(&mut self) {
         let (Some(piece), Some(filler)) = (self.piece.take(), &self.filler) else { return };
@@ -247,7 +268,8 @@ impl Keeper {
             (self.shared.log)("the filler has ended; another is started");
             return;
         };
-        let Piece { node, id, offset, len, .. } = piece;
+        let Piece { node, id, offset, len, begun_ns, .. } = piece;
+        self.crowded &= now - begun_ns >= CROWDED.as_nanos() as u64;
         let (filled, unverified) = (filled as usize, unverified as usize);
         let done = Filled { node, id, offset, len, filled, elsewhere, unverified, cpu_ns };
         self.filled += filled as u64;
@@ -379,7 +401,9 @@ impl Keeper {
             let mut broker = self.shared.broker();
             match broker.begin(node, id, len) {
                 broker::Begun::Fill { file, offset, len } => {
-                    broker.state.condition = Condition::Filling;
+                    if !self.crowded {
+                        broker.state.condition = Condition::Filling;
+                    }
                     (file, offset, len)
                 }
                 broker::Begun::Over => return Next::Again,
@@ -404,7 +428,8 @@ impl Keeper {
             self.setback.happened("the filler has ended and is started again", now);
             return Next::Again;
         }
-        self.piece = Some(Piece { node, id, file, offset, len });
+        let waited_ns = self.filler.as_ref().and_then(waited_for_cpu);
+        self.piece = Some(Piece { node, id, file, offset, len, begun_ns: clock::now_ns(), waited_ns });
         self.courtesy.begin();
         self.turn = self.turn.wrapping_add(1);
         Next::Wait(LOOK)
@@ -576,6 +601,12 @@ fn room_on_node(node: usize, reserved: bool) -> usize {
     room.map_or(usize::MAX, |room| room as usize) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE
 }
 
+/// For how long `filler` has waited for a CPU so far; `None` where the kernel does not count that.
+fn waited_for_cpu(filler: &Filler) -> Option<u64> {
+    vmstat::cpu_times(filler.pid()).ok().map(|times| times.waited_ns)
+}
+
+const NO_CPU: &str = "other programs take all CPU time";
 const NODE_FULL: &str = "has no memory left for the pool";
 const FRAGMENTED: &str = "memory is too fragmented for huge pages";
 const NONE_RESERVED: &str = "too few huge pages are reserved (sysctl vm.nr_hugepages=COUNT)";
