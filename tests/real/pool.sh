@@ -368,12 +368,12 @@ pool_crowded() {
     taskset -cp "$cpu" $$ >/dev/null
     taskset -c "$cpu" python3 -c 'while True: pass' &
     other=$!
-    serve --size 512M --cpu 100
+    serve --size 128M --cpu 100
     wait_for_pool "s['state'] == 'waiting: other programs take all CPU time'" 30
     "$pagecrew" pool exec --size 64M -- test -s '{path}' || fail "nothing could be taken"
     kill "$other"
     wait "$other" || true
-    wait_for_ready "512 << 20"
+    wait_for_ready "128 << 20"
     grep -c 'other programs take all CPU time' "$work/server.log"
     stop_server
 }

@@ -139,7 +139,7 @@ serve_whole() {
     limited_group
     can_reclaim
     serve_place
-    local name before used control_before factor_before bounding has left
+    local name before used control_before factor_before bounding has left again
     factor_before=$(cat "$factor") control_before=$(control_text)
     listen_as_manager
     serve_settings 64M pool trim reclaim
@@ -192,12 +192,15 @@ serve_whole() {
     : >"$work/notified"
     serve_settings 96M pool reclaim
     before=$(child pool)
+    again=$(grep -c 'is served again' "$work/log")
     kill -HUP "$service"
     wait_for_ready "96 << 20"
     eventually control_is "$control_before" || fail "trim has left the group held"
     eventually heard READY=1 || fail "the manager has heard: $(cat "$work/notified")"
     heard RELOADING=1 || fail "the manager has heard: $(cat "$work/notified")"
     [ "$(child pool)" = "$before" ] || fail "the pool was started anew"
+    grep -q 'read again; from now on: reclaim, pool$' "$work/log" || fail "$(cat "$work/log")"
+    [ "$(grep -c 'is served again' "$work/log")" = "$again" ] || fail "what has only read its settings again is called served again: $(cat "$work/log")"
     if child trim; then fail "trim still runs"; fi
     serve_metrics 'up("trim") is None and up("pool") == 1' || fail "metrics without trim"
     serve_settings 96M pool trim reclaim

@@ -28,8 +28,8 @@ pub struct Setting<'a> {
 /// What has come of something.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum News {
-    /// It is elsewhere in its life.
-    Phase(Phase),
+    /// It is elsewhere in its life: where it was before, and where it is.
+    Phase(Phase, Phase),
     /// It takes so long until it is ready.
     More(Duration),
     /// It says something else of itself.
@@ -113,7 +113,7 @@ impl Member {
             (Some(Action::Reload | Action::Terminate | Action::Kill), None) => {}
         }
         if self.life.phase() != before {
-            news.push(News::Phase(self.life.phase()));
+            news.push(News::Phase(before, self.life.phase()));
         }
         if let Some(errno) = failed {
             news.push(News::NotStarted(errno));

@@ -13,8 +13,8 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// A member is elsewhere in its life.
-    pub fn phase(&self, member: &Member, phase: Phase) -> Result<(), Failure> {
+    /// A member is elsewhere in its life than `before`.
+    pub fn phase(&self, member: &Member, before: Phase, phase: Phase) -> Result<(), Failure> {
         let (part, how) = (member.part, member.how_it_ended());
         if self.json {
             let mut object = object(name(phase));
@@ -36,6 +36,8 @@ impl Reporter {
             }
             Phase::Ending if member.life.wanted() => note(&format!("{part} is ended: {how}")),
             Phase::Killed => note(&format!("{part} does not end, and is killed")),
+            // It has read its settings again, and was served all the time.
+            Phase::Ready if before == Phase::Reloading => {}
             Phase::Ready if member.life.standing().restarts > 0 => note(&format!("{part} is served again")),
             Phase::Off | Phase::Starting | Phase::Ready | Phase::Reloading | Phase::Ending => {}
         }

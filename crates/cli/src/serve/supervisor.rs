@@ -82,7 +82,7 @@ impl Supervisor {
         let member = &mut self.members[index];
         for news in what(member, &setting) {
             match news {
-                News::Phase(phase) => self.reporter.phase(member, phase)?,
+                News::Phase(before, phase) => self.reporter.phase(member, before, phase)?,
                 News::More(time) if !self.settled => self.service.more_time(time),
                 News::More(_) | News::Status => {}
                 News::NotStarted(errno) => note(&format!("{} can't be started: {errno}", member.part)),
@@ -152,6 +152,8 @@ impl Supervisor {
             _ => false,
         }));
         say_own_metrics(&job, &self.job.own_metrics);
+        let names = job.services.iter().map(|part| part.name()).collect::<Vec<_>>().join(", ");
+        let others = job.services != self.job.services;
         self.job = Job { metrics: self.job.metrics.clone(), directory: self.job.directory.clone(), ..job };
         for index in 0..self.members.len() {
             let Member { part, life, .. } = &self.members[index];
@@ -159,7 +161,8 @@ impl Supervisor {
             let event = if wanted && life.wanted() { Event::Reload } else { Event::Wanted(wanted) };
             self.happened(index, event)?;
         }
-        self.reporter.all("reloaded", "the settings were read again")
+        let change = if others { format!("; from now on: {names}") } else { String::new() };
+        self.reporter.all("reloaded", &format!("the settings were read again{change}"))
     }
 
     /// Ends all of them, and waits until they have.

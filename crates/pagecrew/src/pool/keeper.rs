@@ -241,15 +241,13 @@ impl Keeper {
         }
     }
 
-    /// While the filler is at a piece: says so if it gets no CPU. It is of the idle class, and beside programs on all CPUs that is next to none.
+    /// While the filler is at a piece: says so if others leave it no CPU time.
     fn see_to_piece(&mut self) -> Next {
-        if let (Some(piece), Some(filler)) = (&self.piece, &self.filler) {
-            let long = clock::now_ns() - piece.begun_ns;
-            let waited = || waited_for_cpu(filler).unwrap_or(0).saturating_sub(piece.waited_ns.unwrap_or(u64::MAX));
-            if long >= CROWDED.as_nanos() as u64 && waited() > long / 2 {
-                self.crowded = true;
-                return self.wait(NO_CPU);
-            }
+        if let (Some(piece), Some(filler)) = (&self.piece, &self.filler)
+            && is_crowded_out(piece, filler)
+        {
+            self.crowded = true;
+            return self.wait(NO_CPU);
         }
         Next::Wait(LOOK)
     }
@@ -268,8 +266,8 @@ impl Keeper {
             (self.shared.log)("the filler has ended; another is started");
             return;
         };
-        let Piece { node, id, offset, len, begun_ns, .. } = piece;
-        self.crowded &= now - begun_ns >= CROWDED.as_nanos() as u64;
+        self.crowded = is_crowded_out(&piece, filler);
+        let Piece { node, id, offset, len, .. } = piece;
         let (filled, unverified) = (filled as usize, unverified as usize);
         let done = Filled { node, id, offset, len, filled, elsewhere, unverified, cpu_ns };
         self.filled += filled as u64;
@@ -599,6 +597,13 @@ fn room_on_node(node: usize, reserved: bool) -> usize {
         procfs::node_memory(node).map(|memory| gate::room_on_node(memory.total, memory.free, memory.files))
     };
     room.map_or(usize::MAX, |room| room as usize) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE
+}
+
+/// Whether `filler`, which is of the idle class, has waited for a CPU for most of the time that it is at this piece.
+fn is_crowded_out(piece: &Piece, filler: &Filler) -> bool {
+    let long = clock::now_ns() - piece.begun_ns;
+    let waited = || Some(waited_for_cpu(filler)?.saturating_sub(piece.waited_ns?));
+    long >= CROWDED.as_nanos() as u64 && waited().is_some_and(|waited| waited > long / 2)
 }
 
 /// For how long `filler` has waited for a CPU so far; `None` where the kernel does not count that.
