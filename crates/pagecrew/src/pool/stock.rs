@@ -233,7 +233,7 @@ const CUT_COST: usize = 4;
 pub fn choose(stock: &[Waiting], size: usize) -> Option<u64> {
     let sum = |of: fn(&Waiting) -> usize| stock.iter().map(of).sum::<usize>();
     let (all, filled) = (sum(|file| file.size), sum(|file| file.filled));
-    let behind = ((all - filled) as f64 / all.max(1) as f64 * (ZERO_COST - CUT_COST) as f64) as usize;
+    let behind = (all.saturating_sub(filled) as f64 / all.max(1) as f64 * (ZERO_COST - CUT_COST) as f64) as usize;
     let cost = |file: &Waiting| {
         let (missing, cut) = (size.saturating_sub(file.filled), file.filled.saturating_sub(size));
         missing.saturating_mul(ZERO_COST).saturating_add(cut.saturating_mul(CUT_COST + behind))
