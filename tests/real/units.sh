@@ -92,6 +92,8 @@ units_pool() {
     wait_for_ready "96 << 20"
     kill -HUP "$server"
     eventually grep -q 'settings were read again' "$work/server.log" || fail "no reload: $(cat "$work/server.log")"
+    # What the manager shows is how the pool stands, and not what was said last.
+    eventually grep -q '^STATUS=full, 96 MiB of 96 MiB ready, 0 B taken$' "$work/notified" || fail "the manager has heard: $(cat "$work/notified")"
     stop_server
     nothing_refused "$work/server.log"
     [ "$(grep -Ec '^(READY|STOPPING)=1' "$work/notified")" -ge 2 ] || fail "the manager has heard: $(cat "$work/notified")"

@@ -11,7 +11,7 @@ use crate::service::{Event, Service};
 use crate::settings::{AGAIN, PROTOCOL, note_fixed, option, options, wrong};
 use crate::values::{groups_of, parse_group, parse_percent};
 use indicatif::ProgressBar;
-use pagecrew::pool::{Options, Progress, Server};
+use pagecrew::pool::{Options, Progress, Server, Tell};
 use pagecrew::sys::clock::now_ns;
 use pagecrew::units::{Bytes, parse_duration, parse_size};
 use std::ffi::OsString;
@@ -83,7 +83,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let mut service = Service::begin(move || self::settings(&again))?;
     let mut subordinates = subordinates::Watch::new(SUBUID.into())?;
     let listener = settings.metrics.as_ref().map(Listener::new).transpose()?;
-    let server = Server::start(settings.options.clone(), log).map_err(failure)?;
+    let server = Server::start(settings.options.clone(), Tell { log, standing: notify::status }).map_err(failure)?;
     let metrics = listener.map(|listener| metrics::serve(listener, &server)).transpose()?;
     if let Some(metrics) = &metrics {
         log(&format!("metrics at {}", metrics.address()));
@@ -175,7 +175,6 @@ fn log(line: &str) {
         Some(bar) => bar.suspend(|| note(line)),
         None => note(line),
     }
-    notify::status(line);
 }
 
 /// Goes on with settings that were read again. Where they make no sense, all stays as it is.

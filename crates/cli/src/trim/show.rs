@@ -39,6 +39,20 @@ fn counts(tally: &Tally) -> Map<String, Value> {
     counts
 }
 
+/// A report for the service manager, with so many groups held.
+pub fn in_short(report: &Report, holding: u64) -> String {
+    let groups = match holding {
+        0 => String::new(),
+        1 => ", 1 group held at its limit".into(),
+        count => format!(", {count} groups held at their limits"),
+    };
+    let processes = match report.overview.members {
+        1 => "1 process".into(),
+        count => format!("{count} processes"),
+    };
+    format!("{processes} trimmed, {} gone in all{groups}", Bytes(report.total.gone_bytes))
+}
+
 /// The table of a report.
 pub fn text(report: &Report) -> String {
     let rows = &report.rows;
@@ -108,6 +122,16 @@ mod tests {
         let tally = Tally { left, ..Tally::default() };
         let row = Row { pid: 1, name: "x".into(), tally, ended: true, error: None };
         assert_eq!(remarks(&row), "2 locked, 3 shared, ended meanwhile");
+    }
+
+    #[test]
+    fn in_short_it_says_how_many_and_how_much() {
+        let overview = Overview { members: 1, ..Overview::default() };
+        let total = Tally { gone_bytes: 3 << 20, ..Tally::default() };
+        let mut report = Report { overview, options: Options::default(), rows: Vec::new(), total };
+        assert_eq!(in_short(&report, 0), "1 process trimmed, 3 MiB gone in all");
+        report.overview.members = 12;
+        assert_eq!(in_short(&report, 1), "12 processes trimmed, 3 MiB gone in all, 1 group held at its limit");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::session::Report;
 use super::worker::{Said, Worker};
 use super::{Arguments, Job, show};
 use crate::failure::Failure;
+use crate::notify;
 use crate::output::{Sparing, note, print};
 use crate::service::{Event, Service};
 use crate::settings::note_fixed;
@@ -90,7 +91,10 @@ pub fn run(arguments: &Arguments, mut job: Job) -> Result<ExitCode, Failure> {
                 }
                 Said::Rushing { ticket } => wards.rushing(ticket),
                 Said::Rushed { ticket, rushed } => wards.rushed(ticket, rushed, &mut worker),
-                Said::Interval(report) => reporter.interval(report)?,
+                Said::Interval(report) => {
+                    notify::status(&show::in_short(&report, wards.holds().holding));
+                    reporter.interval(report)?;
+                }
                 Said::Over => break 'watch Ok(()),
                 Said::Failed(failure) => break 'watch Err(failure),
                 Said::Trouble(what) => reporter.trouble(what),

@@ -6,7 +6,7 @@ use super::gate::{self, Decision, Gate, Readings};
 use super::rest::Rest;
 use super::server::Shared;
 use super::state::{Condition, GivenUp, Life, Settings, TakenFile};
-use super::store;
+use super::{status, store};
 use crate::control::arbiter::{Courtesy, Sums};
 use crate::control::{Backoff, Bucket, Repeats};
 use crate::sys::mount::MemoryFs;
@@ -145,6 +145,8 @@ pub(super) struct Keeper {
     given_back: Sum,
     /// Why nothing was filled, as it was said.
     waits: Repeats,
+    /// How it stands, as it was said.
+    standing: String,
 }
 
 /// What comes next.
@@ -184,6 +186,7 @@ impl Keeper {
             said_full: false,
             given_back: Sum::default(),
             waits: Repeats::new(SAY),
+            standing: String::new(),
             shared,
         }
     }
@@ -199,6 +202,7 @@ impl Keeper {
                 let skips = now < self.look_by_ns && self.is_at_rest() && self.is_above_floor();
                 let left_out = if skips { 0 } else { self.full_look() };
                 self.looks += 1 + left_out;
+                self.say_standing();
                 self.next_look_ns = clock::now_ns() + (LOOK * (1 + left_out)).as_nanos() as u64;
             }
             let next = if self.piece.is_some() { self.see_to_piece() } else { self.step() };
@@ -206,6 +210,15 @@ impl Keeper {
                 let look = Duration::from_nanos(self.next_look_ns.saturating_sub(clock::now_ns()));
                 self.sleep(pause.min(look));
             }
+        }
+    }
+
+    /// Says how the pool stands, if that is not as it was said.
+    fn say_standing(&mut self) {
+        let standing = status::in_short(&self.shared.broker().state);
+        if standing != self.standing {
+            (self.shared.tell.standing)(&standing);
+            self.standing = standing;
         }
     }
 
@@ -263,7 +276,7 @@ impl Keeper {
             self.filler = None;
             self.shared.filler.store(0, Ordering::Relaxed);
             self.setback.happened("the filler has ended and is started again", now);
-            (self.shared.log)("the filler has ended; another is started");
+            (self.shared.tell.log)("the filler has ended; another is started");
             return;
         };
         self.crowded = is_crowded_out(&piece, filler);
@@ -315,7 +328,7 @@ impl Keeper {
         drop(broker);
         if !self.said_full && ready > 0 {
             self.said_full = true;
-            (self.shared.log)(&format!("{} are ready", Bytes(ready as u64)));
+            (self.shared.tell.log)(&format!("{} are ready", Bytes(ready as u64)));
         }
     }
 
@@ -329,8 +342,10 @@ impl Keeper {
             // Where filling itself causes what it waits for, that happens with each piece.
             match self.waits.happened(why, clock::now_ns()) {
                 None => {}
-                Some(1) => (self.shared.log)(&format!("filling waits: {why}")),
-                Some(times) => (self.shared.log)(&format!("filling waits: {why} ({times} times since that was said)")),
+                Some(1) => (self.shared.tell.log)(&format!("filling waits: {why}")),
+                Some(times) => {
+                    (self.shared.tell.log)(&format!("filling waits: {why} ({times} times since that was said)"))
+                }
             }
         }
         Next::Wait(LOOK)
@@ -387,7 +402,7 @@ impl Keeper {
                     self.filler = Some(filler);
                 }
                 Err(error) => {
-                    (self.shared.log)(&format!("the filler can't be started: {error}"));
+                    (self.shared.tell.log)(&format!("the filler can't be started: {error}"));
                     self.setback.happened("the filler can't be started", now);
                     return Next::Again;
                 }
@@ -488,7 +503,7 @@ impl Keeper {
     /// Says what is given back: `bytes` more now, and what was not said yet, if it is time to.
     fn say_given_back(&mut self, bytes: usize) {
         if let Some(bytes) = self.given_back.add(bytes, clock::now_ns()) {
-            (self.shared.log)(&format!("{} are given back: the machine needs memory", Bytes(bytes as u64)));
+            (self.shared.tell.log)(&format!("{} are given back: the machine needs memory", Bytes(bytes as u64)));
         }
     }
 

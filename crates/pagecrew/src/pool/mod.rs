@@ -52,7 +52,7 @@ pub use filler::fill;
 pub use options::{Backing, CPU, DIRECTORY, Options, SOCKET, Sizes, UNUSED};
 pub use protocol::{ANSWER_MOST, Answer, Code, Malformed, REQUEST_MOST, Request as Packet, Until};
 pub use quota::{Exceeded, FILES_MOST, GroupQuota, Quotas, Subordinates};
-pub use server::{Observer, Progress, Server};
+pub use server::{Observer, Progress, Server, Tell};
 pub use state::Counters;
 pub use status::{FileStatus, NodeStatus, STATUS_SHOWN, STATUS_VERSION, Status, Sums, TakenStatus, UserStatus};
 pub use store::{holders, safe_directory, socket_directory};

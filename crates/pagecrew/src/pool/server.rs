@@ -54,7 +54,17 @@ pub(super) struct Shared {
     pub stop: AtomicBool,
     /// The filler's process, or 0.
     pub filler: AtomicI32,
+    pub tell: Tell,
+}
+
+/// How a server says things, from any thread and in the middle of its work: nobody may keep it waiting.
+#[derive(Debug, Clone, Copy)]
+pub struct Tell {
+    /// What an operator may want to know, a line at a time.
     pub log: fn(&str),
+    /// How the pool stands, in a few words, whenever a look at the machine finds that this has changed: every 500 ms while it is filled,
+    /// and every few seconds otherwise.
+    pub standing: fn(&str),
 }
 
 /// What came of actions for whoever caused them.
@@ -390,7 +400,7 @@ impl Shared {
                 None
             }
             Action::Log(line) => {
-                (self.log)(&line);
+                (self.tell.log)(&line);
                 None
             }
         };
@@ -560,12 +570,11 @@ fn settings(options: &Options, nodes: &[usize], total: u64) -> Result<Settings, 
 }
 
 impl Server {
-    /// Takes possession of the directory, takes over what a former server left there, and serves. `log` is called with what an operator
-    /// may want to know, a line at a time.
+    /// Takes possession of the directory, takes over what a former server left there, and serves. Says by `tell` what there is to say.
     ///
     /// # Errors
     /// See [`Error`].
-    pub fn start(options: Options, log: fn(&str)) -> Result<Server, Error> {
+    pub fn start(options: Options, tell: Tell) -> Result<Server, Error> {
         let memory = procfs::memory_info().map_err(Error::system("reading", Path::new("/proc/meminfo")))?;
         let nodes = topology::nodes_with_memory();
         let settings = settings(&options, &nodes, memory.total)?;
@@ -608,9 +617,10 @@ impl Server {
             group_decides: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             filler: AtomicI32::new(0),
-            log,
+            tell,
         });
         let size: usize = shared.broker().state.settings.sizes.values().sum();
+        let log = tell.log;
         log(&format!(
             "{} are to be kept ready at {} ({}), socket {}",
             Bytes(size as u64),

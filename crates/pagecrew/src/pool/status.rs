@@ -3,6 +3,7 @@
 use super::state::{Condition, Counters, Node, State};
 use crate::stats::{Figure, Kind, Metric, Number, Part, Sample, Unit, figures, samples};
 use crate::sys::clock;
+use crate::units::Bytes;
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -308,6 +309,13 @@ fn condition(condition: &Condition) -> String {
         Condition::Filling => "filling".into(),
         Condition::Waiting(why) => format!("waiting: {why}"),
     }
+}
+
+/// How it stands, in a few words.
+pub(super) fn in_short<F: Clone>(state: &State<F>) -> String {
+    let size: usize = state.settings.sizes.values().sum();
+    let [size, ready, taken] = [size, state.ready(), state.taken_bytes()].map(|bytes| Bytes(bytes as u64));
+    format!("{}, {ready} of {size} ready, {taken} taken", condition(&state.condition))
 }
 
 /// `text` as a JSON string.

@@ -2,7 +2,9 @@
 
 mod attacks;
 
-use pagecrew::pool::{Backing, Client, Code, Error, Options, Quotas, Request, Server, Sizes, Subordinates, Until};
+use pagecrew::pool::{
+    Backing, Client, Code, Error, Options, Quotas, Request, Server, Sizes, Subordinates, Tell, Until,
+};
 use pagecrew::sys::Errno;
 use pagecrew::sys::seqpacket::Socket;
 use pagecrew::sys::shared_file::{Mapped, backed_bytes};
@@ -107,11 +109,12 @@ impl Drop for PoolDirectory {
     }
 }
 
-fn quiet(_: &str) {}
+/// Says nothing.
+const QUIET: Tell = Tell { log: |_| {}, standing: |_| {} };
 
 /// Starts a server, or says why there can't be one.
 fn serve(options: Options) -> Option<Server> {
-    match Server::start(options, quiet) {
+    match Server::start(options, QUIET) {
         Ok(server) => Some(server),
         Err(error) if error.is_impossible() => {
             eprintln!("left out: {error}");
@@ -296,7 +299,7 @@ fn one_directory_has_one_server() {
     let place = PoolDirectory::new("two");
     let Some(server) = serve(place.options(2 * MIB)) else { return };
     let own = std::process::id();
-    match Server::start(place.options(2 * MIB), quiet) {
+    match Server::start(place.options(2 * MIB), QUIET) {
         Err(Error::Served { pid, .. }) => assert_eq!(pid, Some(own)),
         other => panic!("{:?}", other.map(drop)),
     }
@@ -711,7 +714,7 @@ fn reserved_pages_that_are_missing_are_named() {
         eprintln!("left out: this machine has reserved huge pages");
         return;
     }
-    match Server::start(Options { backing: Backing::Hugetlbfs, ..place.options(2 * MIB) }, quiet) {
+    match Server::start(Options { backing: Backing::Hugetlbfs, ..place.options(2 * MIB) }, QUIET) {
         Err(error @ Error::NoHugePages(_)) => {
             assert!(error.is_impossible() && error.to_string().contains("nr_hugepages"))
         }
@@ -725,7 +728,7 @@ fn reserved_pages_that_are_missing_are_named() {
 fn a_directory_that_others_may_write_to_is_refused() {
     let place = PoolDirectory::new("open");
     std::fs::set_permissions(&place.0, std::fs::Permissions::from_mode(0o777)).unwrap();
-    match Server::start(place.options(2 * MIB), quiet) {
+    match Server::start(place.options(2 * MIB), QUIET) {
         Err(error @ Error::NotOwn(_)) => assert!(error.is_usage()),
         other => panic!("{:?}", other.map(drop)),
     }
@@ -737,7 +740,7 @@ fn a_directory_that_others_may_write_to_is_refused() {
 #[test]
 fn a_socket_is_only_where_nobody_else_makes_names() {
     let place = PoolDirectory::new("links");
-    let start = |socket: PathBuf| Server::start(Options { socket, ..place.options(2 * MIB) }, quiet);
+    let start = |socket: PathBuf| Server::start(Options { socket, ..place.options(2 * MIB) }, QUIET);
     // As /tmp is: nobody changes another's names there, and anybody can be the first to have one.
     let open = place.0.join("open");
     std::fs::create_dir(&open).unwrap();
@@ -775,7 +778,7 @@ fn a_user_without_rights_is_told_so() {
 fn a_server_without_rights() {
     let Some(directory) = place_of_parent() else { return };
     let options = Options { directory: directory.clone(), socket: directory.join("socket"), ..Options::default() };
-    match Server::start(options, quiet) {
+    match Server::start(options, QUIET) {
         Err(error @ Error::MayNotMount(_)) => assert!(error.is_impossible() && error.to_string().contains("root")),
         other => panic!("{:?}", other.map(drop)),
     }
@@ -843,6 +846,6 @@ fn what_a_killed_server_left_is_taken_over() {
 fn a_server_that_is_killed() {
     let Some(directory) = place_of_parent() else { return };
     let place = std::mem::ManuallyDrop::new(PoolDirectory(directory));
-    let _server = Server::start(place.options(16 * MIB), quiet).unwrap();
+    let _server = Server::start(place.options(16 * MIB), QUIET).unwrap();
     std::thread::sleep(Duration::from_secs(60));
 }
