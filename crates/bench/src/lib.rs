@@ -30,7 +30,7 @@ mod report;
 mod row;
 mod worker;
 
-pub use cases::NAMES;
+pub use cases::{NAMES, OF_CASES};
 
 use std::path::PathBuf;
 
@@ -39,7 +39,7 @@ use std::path::PathBuf;
 pub struct Options {
     /// The benches; all where none is named.
     pub names: Vec<String>,
-    /// Of the bench `run`, only cases whose names contain each of these texts.
+    /// Of a bench among [`OF_CASES`], only cases whose names contain each of these texts.
     pub only: Vec<String>,
     /// Smaller sizes and fewer rounds, so that everything takes a few minutes.
     pub quick: bool,

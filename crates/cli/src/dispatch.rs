@@ -15,6 +15,7 @@ Examples:
   pagecrew bench free alloc           two of them
   pagecrew bench free --quick         smaller and fewer rounds: a first impression
   pagecrew bench run --only cells --only \"64 KiB\"   some cases of one of them
+  pagecrew bench reclaim --only neighbour           the same of another
   pagecrew bench --json > out.jsonl   one object a line
   pagecrew bench free --plot free.svg a picture as well
 
@@ -24,9 +25,10 @@ pub struct BenchArguments {
     /// Which benches [default: all but reclaim]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// Of the bench `run`, only cases whose names contain TEXT; may be given several times, and then each has to be in the name
+    /// Of the bench `run` or `reclaim`, only cases whose names contain TEXT; may be given several times, and then each has to be in the
+    /// name
     ///
-    /// The names begin with cells:, burst:, crowd:, small: or programs:.
+    /// The names of run begin with cells:, burst:, crowd:, small: or programs:.
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
     /// Fewer rounds and smaller sizes
@@ -67,10 +69,12 @@ pub fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
         let known = pagecrew_bench::NAMES.join(", ");
         return Err(Failure::Usage(format!("there is no bench '{unknown}'; there are {known}")));
     }
-    if !arguments.only.is_empty() && (arguments.names.is_empty() || arguments.names.iter().any(|name| name != "run")) {
-        return Err(Failure::Usage(
-            "--only chooses among the cases of the bench 'run', so 'run' alone can be named with it".into(),
-        ));
+    let of_one = matches!(&arguments.names[..], [name] if pagecrew_bench::OF_CASES.contains(&name.as_str()));
+    if !arguments.only.is_empty() && !of_one {
+        let benches = pagecrew_bench::OF_CASES.join(" or ");
+        return Err(Failure::Usage(format!(
+            "--only chooses among the cases of the bench {benches}: name that one alone"
+        )));
     }
     let options = pagecrew_bench::Options {
         names: arguments.names.clone(),

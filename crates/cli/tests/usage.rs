@@ -44,7 +44,8 @@ fn nonsense_is_named() {
     fails(run(&["--huge-pages", "maybe", "true"]), 2, &["--huge-pages", "maybe"]);
     fails(pagecrew(&["stats", "me"]), 2, &["me"]);
     fails(pagecrew(&["bench", "no-such-bench"]), 2, &["no-such-bench"]);
-    fails(pagecrew(&["bench", "trim", "--only", "cells"]), 2, &["--only", "run"]);
+    fails(pagecrew(&["bench", "trim", "--only", "cells"]), 2, &["--only", "run or reclaim"]);
+    fails(pagecrew(&["bench", "run", "reclaim", "--only", "cells"]), 2, &["--only", "alone"]);
     fails(pagecrew(&["serve", "--service", "pol"]), 2, &["--service", "pol", "pool, trim and reclaim"]);
     fails(pagecrew(&["serve", "--metrics", "8.8.8.8:53"]), 2, &["--metrics", "other machines"]);
     fails(pagecrew(&["serve", "--config", "/no/such/file"]), 2, &["/no/such/file"]);

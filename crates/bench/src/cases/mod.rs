@@ -20,6 +20,9 @@ use only::Only;
 /// Every bench, in the order in which they run.
 pub const NAMES: &[&str] = &["free", "alloc", "polite", "frame", "trim", "pool", "run", "reclaim"];
 
+/// Those of which some cases can be left out.
+pub const OF_CASES: &[&str] = &["run", "reclaim"];
+
 /// Those that run only if they are named: they take nearly all of the machine's memory.
 const ONLY_NAMED: &[&str] = &["reclaim"];
 

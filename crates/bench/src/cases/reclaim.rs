@@ -9,7 +9,7 @@ use crate::program::{Running, pagecrew, run as run_program, worker};
 use crate::report::Report;
 use crate::row::{Bar, Comparison};
 use crate::worker::{DELAYS, Delays, file_of_neighbour, files_of_disk};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use pagecrew::sys::procfs;
 use pagecrew::units::Bytes;
 use std::path::Path;
@@ -172,6 +172,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
             scene.at_limit(report)?;
         }
         scene.rest(report)?;
+        ensure!(!setting.only.matched_nothing(), "no case of the bench '{BENCH}' has all of these texts in its name");
         accounting.map_or(Ok(()), Kept::undo)
     });
     disk.undo().and(result)
@@ -237,18 +238,21 @@ impl Scene<'_> {
         let Scene { files, setting, .. } = *self;
         let contestants = possible(files, contestants(setting.quick), report);
         for &readers in if setting.quick { &[8][..] } else { &[8, 16, 64] } {
-            let results =
-                alternate(report, &format!("{readers} readers"), setting.repetitions(), &contestants, |contestant| {
-                    // What is free is what the kernel's own settings keep free.
-                    load(files, readers, &Change::Nothing)?;
-                    let change = Change::make(&contestant.name)?;
-                    std::thread::sleep(PAUSE);
-                    let first = load(files, readers, &change);
-                    std::thread::sleep(PAUSE);
-                    let steady = load(files, readers, &change);
-                    change.undo()?;
-                    Ok([first?, steady?].concat())
-                })?;
+            let what = format!("{readers} readers");
+            if !setting.only.wants(&what) {
+                continue;
+            }
+            let results = alternate(report, &what, setting.repetitions(), &contestants, |contestant| {
+                // What is free is what the kernel's own settings keep free.
+                load(files, readers, &Change::Nothing)?;
+                let change = Change::make(&contestant.name)?;
+                std::thread::sleep(PAUSE);
+                let first = load(files, readers, &change);
+                std::thread::sleep(PAUSE);
+                let steady = load(files, readers, &change);
+                change.undo()?;
+                Ok([first?, steady?].concat())
+            })?;
             for (when, from) in [("after rest", 0), ("steady", FIGURES)] {
                 let bars = |peer: &Contestant, stock: f64, others: f64| {
                     Bar::Ratio(if peer.name == STOCK { stock } else { others })
@@ -292,6 +296,9 @@ impl Scene<'_> {
             contestants.push(Contestant::plain(GROUP));
         }
         let what = format!("{BESIDE} readers beside a neighbour{}", if apart.is_some() { ", in groups" } else { "" });
+        if !setting.only.wants(&what) {
+            return Ok(());
+        }
         let results = alternate(report, &what, setting.repetitions(), &contestants, |contestant| {
             load(files, BESIDE, &Change::Nothing)?;
             let change = Change::make(&contestant.name)?;
@@ -352,15 +359,20 @@ impl Scene<'_> {
     fn others(&self, report: &mut Report) -> Result<()> {
         let loads = [("mapped", "mapped files"), ("written", "files written over"), ("names", "names looked up")];
         for (kind, what) in loads {
-            self.beside_stock(&format!("{BESIDE} threads, {what}"), report, || {
-                run_program(&mut load_of(self.files, BESIDE, kind))?.figures()
-            })?;
+            let what = format!("{BESIDE} threads, {what}");
+            if self.setting.only.wants(&what) {
+                self.beside_stock(&what, report, || run_program(&mut load_of(self.files, BESIDE, kind))?.figures())?;
+            }
         }
         Ok(())
     }
 
     /// Programs that need half as much again as there is, with swap in compressed memory.
     fn swapping(&self, left: usize, report: &mut Report) -> Result<()> {
+        let what = "2 threads that swap to zram";
+        if !self.setting.only.wants(what) {
+            return Ok(());
+        }
         let swap = match Kept::swap(2 * left) {
             Ok(swap) => swap,
             Err(error) => {
@@ -369,9 +381,8 @@ impl Scene<'_> {
             }
         };
         let arguments = ["load-memory", &(left / 2 * 3).to_string(), "2"];
-        let result = self.beside_stock("2 threads that swap to zram", report, || {
-            run_program(&mut worker(&Contestant::plain("load"), &arguments))?.figures()
-        });
+        let result = self
+            .beside_stock(what, report, || run_program(&mut worker(&Contestant::plain("load"), &arguments))?.figures());
         swap.undo().and(result)
     }
 
@@ -406,6 +417,9 @@ impl Scene<'_> {
         let Some(hierarchy) = Hierarchy::find() else { return Ok(()) };
         let contestants = [OURS, STOCK].map(Contestant::plain);
         let what = format!("{BESIDE} readers at the limit of their group");
+        if !self.setting.only.wants(&what) {
+            return Ok(());
+        }
         let results = alternate(report, &what, self.setting.repetitions(), &contestants, |contestant| {
             let change = Change::make(&contestant.name)?;
             let group = hierarchy.group("limited", Some(LIMIT))?;
@@ -440,11 +454,12 @@ impl Scene<'_> {
     /// What is kept free while nobody needs it.
     fn rest(&self, report: &mut Report) -> Result<()> {
         let Scene { files, setting, .. } = *self;
-        if setting.quick {
+        let what = "free at rest";
+        if setting.quick || !setting.only.wants(what) {
             return Ok(());
         }
         let contestants = contestants(true);
-        let results = alternate(report, "free at rest", 3, &contestants, |contestant| {
+        let results = alternate(report, what, 3, &contestants, |contestant| {
             load(files, 8, &Change::Nothing)?;
             let change = Change::make(&contestant.name)?;
             std::thread::sleep(PAUSE);
