@@ -405,6 +405,12 @@ trim_hold_unread() {
     echo "ended after $took ms"
 }
 
+# has_another_guard PROCESS: a guard of the watch, which is not that process.
+has_another_guard() {
+    local guard
+    guard=$(pgrep -P "$watch" pagecrew/guard) && [ "$guard" != "$1" ]
+}
+
 # A group that is made anew is held at once, whatever the interval, and one that anybody has locked is held all the same.
 trim_hold_anew() {
     limited_group
@@ -423,14 +429,16 @@ trim_hold_anew() {
     limit_group
     eventually control_is_not "$before" || fail "the new group is not held"
     sparse 3 || fail "status $?"
-    # Without its guard, the group would stay held if the watch were killed: there is another one soon.
+    # Without its guard, the group would stay held if the watch were killed: there is another one at once.
     end_watch
-    start_watch 1s
-    local guard
+    start_watch 1h
+    local guard begin
     guard=$(pgrep -P "$watch" pagecrew/guard) || fail "there is no guard"
+    begin=$(date +%s%N)
     kill -9 "$guard"
-    eventually pgrep -P "$watch" pagecrew/guard >/dev/null || fail "there is no new guard"
-    sleep 1
+    eventually has_another_guard "$guard" || fail "there is no new guard"
+    [ "$((($(date +%s%N) - begin) / 1000000))" -le "$((1000 * ${patience:-1}))" ] || fail "the new guard was late"
+    eventually control_is_not "$before" || fail "the group is not held any more"
     kill -9 "$watch"
     wait "$watch" 2>/dev/null || true
     eventually control_is "$before" || fail "the group's control is $(control_text), and was $before"

@@ -108,7 +108,9 @@ impl Wards {
     pub fn descriptors(&self) -> impl Iterator<Item = (RawFd, libc::c_short)> + '_ {
         let now = now_ns();
         let listening = self.wards.iter().filter(move |ward| ward.relief.listens(now));
-        listening.filter_map(|ward| ward.holder.as_ref()).flat_map(Holder::descriptors)
+        let holders = listening.filter_map(|ward| ward.holder.as_ref());
+        let guards = self.wards.iter().filter_map(|ward| ward.holder.as_ref()?.guard_descriptor());
+        holders.flat_map(Holder::descriptors).chain(guards.map(|guard| (guard, libc::POLLIN)))
     }
 
     /// Looks at those whose turn it is, or that have something to tell because one of their descriptors is `ready`, and does what is to be done
@@ -116,6 +118,11 @@ impl Wards {
     pub fn see_to(&mut self, ready: &[RawFd], worker: &mut Worker) {
         for ward in &mut self.wards {
             let (begin_ns, now) = (thread_cpu_ns(), now_ns());
+            if ward.lost_its_guard(ready) {
+                // If this process were killed now, the group would stay as it is.
+                let result = ward.renew();
+                ward.say_why(result);
+            }
             let due = now >= ward.relief.next_look_ns() || (ward.relief.listens(now) && ward.tells(ready));
             let missing = ward.holder.is_none() && now >= ward.retry_ns;
             if missing || (due && ward.holder.as_ref().is_some_and(Holder::gone)) {
@@ -223,6 +230,11 @@ impl Ward {
     /// Whether one of the `ready` descriptors tells something about the group.
     fn tells(&self, ready: &[RawFd]) -> bool {
         self.holder.iter().flat_map(Holder::descriptors).any(|(descriptor, _)| ready.contains(&descriptor))
+    }
+
+    fn lost_its_guard(&self, ready: &[RawFd]) -> bool {
+        let guard = self.holder.as_ref().and_then(Holder::guard_descriptor);
+        guard.is_some_and(|guard| ready.contains(&guard))
     }
 
     fn does(&mut self, todo: Todo, worker: &mut Worker, tickets: &mut u64) {

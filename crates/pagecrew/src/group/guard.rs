@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use std::fs::File;
 use std::io::Read;
 use std::net::Shutdown;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -166,6 +166,11 @@ impl Guard {
             guard.line.read_exact(&mut [0]).map_err(|_| Errno(libc::ECHILD))?;
             Ok(guard)
         }
+    }
+
+    /// Becomes readable when it has ended.
+    pub fn descriptor(&self) -> RawFd {
+        self.line.as_raw_fd()
     }
 
     /// Whether it lives: it keeps its side of the line open, and says nothing.

@@ -356,6 +356,11 @@ impl Hold {
         self.guard.as_ref().is_none_or(Guard::lives)
     }
 
+    /// Becomes readable when there has to be a guard and it has ended: then it's time for another hold.
+    pub fn guard_descriptor(&self) -> Option<RawFd> {
+        self.guard.as_ref().map(Guard::descriptor)
+    }
+
     /// Whether this may change the group: it was not set up like this before it was held, and nobody else has changed it since.
     pub fn may_change(&self) -> bool {
         self.change.is_some()

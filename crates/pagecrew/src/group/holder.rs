@@ -48,6 +48,11 @@ impl Holder {
         self.hold.descriptors()
     }
 
+    /// See [`Hold::guard_descriptor`].
+    pub fn guard_descriptor(&self) -> Option<RawFd> {
+        self.hold.guard_descriptor()
+    }
+
     /// See [`Hold::found_one_left`].
     pub fn found_one_left(&self) -> bool {
         self.hold.found_one_left()
