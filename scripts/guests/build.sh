@@ -37,13 +37,16 @@ userland() {
 bare_packages=(base-files base-passwd bash busybox-static coreutils dash diffutils findutils grep libc-bin libgcc-s1 mawk mount procps sed util-linux)
 whole_packages=("${bare_packages[@]}" e2fsprogs gcc libc6-dev numactl python3 strace)
 
-# The programs of the machine.
+# The programs of the machine, as $userland_archive.
 programs() {
-    if [ "$userland" = whole ]; then
-        userland "userland-$release" "$release" "${whole_packages[@]}"
-    else
-        userland "userland-$release-bare" "$release" "${bare_packages[@]}"
-    fi
+    local name=userland-$release
+    case $userland in
+    whole) set -- "${whole_packages[@]}" ;;
+    bare) name+=-bare && set -- "${bare_packages[@]}" ;;
+    systemd) name+=-systemd && set -- "${whole_packages[@]}" systemd ;;
+    esac
+    userland "$name" "$release" "$@"
+    userland_archive=$cache/$name.cpio
 }
 
 # The product, the test binaries (in guest-tests, by name) and the C programs (in tests) for the architecture, below the directory.
@@ -189,7 +192,7 @@ initramfs() {
     done
     printf '%s\n' "machine=$name" "checkout=$checkout" "tests='$*'" "patience=$patience" "swap=$swap" >"$stage/guest.env"
     printf '%s' "$command" >"$stage/guest.command"
-    cat "$cache/userland-$release$([ "$userland" = whole ] || echo -bare).cpio" >"$results/$name.initramfs"
+    cat "$userland_archive" >"$results/$name.initramfs"
     archive "$stage" >>"$results/$name.initramfs"
     rm -rf "$stage"
 }

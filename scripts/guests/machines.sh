@@ -1,10 +1,10 @@
 # The machines of guests.sh. Each is a function that sets what differs from the plain one (see `boot`):
-#   about (a line), left (which tests it is not asked, and why), architecture, release, kernel_package, cpus, sockets, memory, append (the kernel's command line), options (QEMU's), userland (whole, or bare:
-#   without compiler and Python), swap, limit (seconds), tests, short_tests (those of `guests.sh --short`).
+#   about (a line), left (which tests it is not asked, and why), architecture, release, kernel_package, cpus, sockets, memory, append (the kernel's command line), options (QEMU's), userland (whole; bare:
+#   without compiler and Python; or systemd, which is the first process then), swap, limit (seconds), tests, short_tests (those of `guests.sh --short`).
 # Sourced by guests.sh.
 # shellcheck shell=bash disable=SC2034,SC2054
 
-machines=(debian13 debian12 nodes small arm64 arm64-16k container)
+machines=(debian13 debian12 nodes small arm64 arm64-16k container systemd)
 short_machines=(debian13 debian12)
 
 # What depends on the kernel, not on the malloc below or on the program: emulation takes ten times as long for each page fault.
@@ -77,4 +77,11 @@ machine_container() {
     left='as nodes; the services and reclaim, which are not for a container'
     cpus=4 append="psi=1"
     tests=(feature unit sequences "${few_of_run[@]}" trim "${of_pool[@]}")
+}
+
+machine_systemd() {
+    about='x86-64, 2 CPUs, cgroup v2, systemd'
+    left='all but the units under systemd itself'
+    userland=systemd append="psi=1 systemd.show_status=0 systemd.log_level=notice"
+    tests=(systemd)
 }
