@@ -96,7 +96,7 @@ qemu() {
 
 # Lines of the console, as they come, without what terminals understand.
 plain() {
-    sed -u -e 's/\r//g' -e 's/\x1b\[[0-9;?]*[a-zA-Z]//g' -e 's/\x1bc//g'
+    sed -u -e 's/\r//g' -e 's/\x1b\[[0-9;?!]*[a-zA-Z]//g' -e 's/\x1b\][^\x1b\x07]*\(\x1b\\\|\x07\)//g' -e 's/\x1b[c\\]//g'
 }
 
 # boot NAME TEST...: one machine from its power button to its end. How many passed, failed and were skipped is then in $results/NAME.counts.
