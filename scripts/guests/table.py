@@ -18,6 +18,7 @@ PARTS = [
     ("trim", ("trim/",)),
     ("pool", ("pool/",)),
     ("services with the rights of their units", ("units/",)),
+    ("units under systemd itself", ("systemd/",)),
     ("NUMA", ("numa/",)),
     ("reclaim", ("reclaim/",)),
     ("serve and top", ("serve/", "top/")),
