@@ -232,6 +232,7 @@ impl Ward {
         self.holder.iter().flat_map(Holder::descriptors).any(|(descriptor, _)| ready.contains(&descriptor))
     }
 
+    /// Whether it is said by the `ready` descriptors that the guard has ended.
     fn lost_its_guard(&self, ready: &[RawFd]) -> bool {
         let guard = self.holder.as_ref().and_then(Holder::guard_descriptor);
         guard.is_some_and(|guard| ready.contains(&guard))

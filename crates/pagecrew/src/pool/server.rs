@@ -62,8 +62,8 @@ pub(super) struct Shared {
 pub struct Tell {
     /// What an operator may want to know, a line at a time.
     pub log: fn(&str),
-    /// How the pool stands, in a few words, whenever a look at the machine finds that this has changed: every 500 ms while it is filled,
-    /// and every few seconds otherwise.
+    /// How the pool stands, in a few words, whenever a look at the machine finds that this has changed: every 250 ms while it is filled,
+    /// and once a second at rest.
     pub standing: fn(&str),
 }
 
