@@ -129,6 +129,12 @@ impl Group {
         times.map(|times: u64| times as f64).context("how often tasks were at a limit")
     }
 
+    /// So many pages of its page cache came back from the disk so far, after they were reclaimed; `None` where the kernel
+    /// doesn't tell (before 5.9).
+    pub fn refaults(&self) -> Option<f64> {
+        refaults(&fs::read_to_string(self.path.join("memory.stat")).ok()?)
+    }
+
     /// Removes it.
     ///
     /// # Errors
@@ -150,9 +156,21 @@ impl Group {
     }
 }
 
+/// Pages of files that came back, of a `memory.stat`.
+fn refaults(stat: &str) -> Option<f64> {
+    stat.lines().find_map(|line| line.strip_prefix("workingset_refault_file ")?.trim().parse().ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn page_cache_that_came_back_is_counted_where_the_kernel_does() {
+        let stat = "cache 1\nworkingset_refault_anon 7\nworkingset_refault_file 4021\ntotal_workingset_refault_file 5000\n";
+        assert_eq!(refaults(stat), Some(4021.0));
+        assert_eq!(refaults("cache 1\nworkingset_refault 3\n"), None);
+    }
 
     #[test]
     fn the_memory_controller_is_found_in_either_version() {

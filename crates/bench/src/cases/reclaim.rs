@@ -315,12 +315,17 @@ impl Scene<'_> {
                 let mut neighbour = Running::start(&mut command)?;
                 neighbour.line()?;
                 std::thread::sleep(PAUSE);
+                let refaults = || groups.get(1).and_then(Group::refaults);
+                let before = refaults();
                 let mut figures = run_program(&mut readers)?.figures()?;
                 neighbour.hush();
                 for _ in 0..FIGURES_OF_NEIGHBOUR {
                     figures.push(neighbour.figure()?);
                 }
                 neighbour.wait()?;
+                if let (Some(before), Some(after)) = (before, refaults()) {
+                    figures.push(after - before);
+                }
                 Ok(figures)
             };
             let group = |name: &str| apart.map(|hierarchy| hierarchy.group(name, None));
@@ -336,12 +341,22 @@ impl Scene<'_> {
             |peer: &Contestant| row("its waits for the disk", "").resolution(1.0).bar(bar(peer, Bar::Times(1.0)));
         let slowest = |peer: &Contestant| row("99.9 % of its allocations", "us").bar(bar(peer, Bar::Ratio(5.0)));
         let for_memory = |_: &Contestant| row("the same but for waits for a CPU", "us");
+        let back = |peer: &Contestant| {
+            row("pages that came back to it", "").resolution(1.0).bar(bar(peer, Bar::Times(1.0)))
+        };
         let rows = against_the_first(waits, &contestants, &results, FIGURES)
             .chain(against_the_first(slowest, &contestants, &results, FIGURES + 1))
             .chain(against_the_first(for_memory, &contestants, &results, FIGURES + 2))
             .chain(against_the_first(|_| row("the readers' time", "s"), &contestants, &results, 0));
         for row in rows {
             report.row(row)?;
+        }
+        // Of the machine as a whole, most of what comes back is the readers'.
+        let told = FIGURES + FIGURES_OF_NEIGHBOUR;
+        if results.iter().all(|rounds| rounds.iter().all(|figures| figures.len() > told)) {
+            for row in against_the_first(back, &contestants, &results, told) {
+                report.row(row)?;
+            }
         }
         if self.timed {
             let times = [("the readers' time in reclaim", FIGURES - 1), ("its time in reclaim", FIGURES + 3)];
