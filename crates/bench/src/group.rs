@@ -167,7 +167,8 @@ mod tests {
 
     #[test]
     fn page_cache_that_came_back_is_counted_where_the_kernel_does() {
-        let stat = "cache 1\nworkingset_refault_anon 7\nworkingset_refault_file 4021\ntotal_workingset_refault_file 5000\n";
+        let stat =
+            "cache 1\nworkingset_refault_anon 7\nworkingset_refault_file 4021\ntotal_workingset_refault_file 5000\n";
         assert_eq!(refaults(stat), Some(4021.0));
         assert_eq!(refaults("cache 1\nworkingset_refault 3\n"), None);
     }

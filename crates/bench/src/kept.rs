@@ -26,6 +26,14 @@ impl Kept {
         Ok(Kept::start(&["keep-nice", &value.to_string()])?.0)
     }
 
+    /// Has DAMON page out what nobody has used for a second.
+    ///
+    /// # Errors
+    /// If that is refused, or somebody else has set DAMON up.
+    pub fn damos() -> Result<Kept> {
+        Ok(Kept::start(&["keep-damos"])?.0)
+    }
+
     /// Makes the control group `path`. Whatever is in it at the end is killed.
     ///
     /// # Errors

@@ -57,11 +57,20 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("there is no bench called '{unknown}'; there are {}", NAMES.join(", "));
     }
     let mut report = Report::new(options.json);
+    let result = run_wanted(options, &mut report);
+    // What was measured is drawn, also where the rest has failed: it may have taken an hour.
+    let plot = options.plot.as_ref().filter(|_| result.is_ok() || !report.all().is_empty());
+    let drawn = plot.map_or(Ok(()), |path| plot::draw(path, report.all()));
+    result.and(drawn)
+}
+
+fn run_wanted(options: &Options, report: &mut Report) -> Result<()> {
+    let names = &options.names;
     let setting = Setting {
         quick: options.quick,
         only: Only::new(&options.only),
         ours: Contestant::pagecrew()?,
-        peers: Peers::find(&report),
+        peers: Peers::find(report),
     };
     for &name in NAMES {
         let wanted =
@@ -69,19 +78,21 @@ pub fn run(options: &Options) -> Result<()> {
         if !wanted {
             continue;
         }
-        match name {
-            "free" => free::run(&setting, &mut report)?,
-            "alloc" => alloc::run(&setting, &mut report)?,
-            "polite" => polite::run(&setting, &mut report)?,
-            "frame" => frame::run(&setting, &mut report)?,
-            "trim" => trim::run(&setting, &mut report)?,
-            "pool" => pool::run(&setting, &mut report)?,
-            "reclaim" => reclaim::run(&setting, &mut report)?,
-            _ => run::run(&setting, &mut report)?,
-        }
-        report.table(name)?;
+        let result = match name {
+            "free" => free::run(&setting, report),
+            "alloc" => alloc::run(&setting, report),
+            "polite" => polite::run(&setting, report),
+            "frame" => frame::run(&setting, report),
+            "trim" => trim::run(&setting, report),
+            "pool" => pool::run(&setting, report),
+            "reclaim" => reclaim::run(&setting, report),
+            _ => run::run(&setting, report),
+        };
+        let shown = report.table(name);
+        result?;
+        shown?;
     }
-    options.plot.as_ref().map_or(Ok(()), |path| plot::draw(path, report.all()))
+    Ok(())
 }
 
 #[cfg(test)]

@@ -75,6 +75,7 @@ impl Change {
                 let before: u64 = std::fs::read_to_string(MIN_FREE)?.trim().parse().context(MIN_FREE)?;
                 setting(MIN_FREE, &(before * times.trim_start_matches('x').parse::<u64>()?).to_string())
             }
+            Some(("DAMOS", _)) => Kept::damos().map(Change::Setting),
             Some(("kswapd", _)) => Kept::nice_kswapd(MOST_URGENT).map(Change::Nice),
             Some(_) => {
                 let hierarchy = Hierarchy::find().context("no control groups for memory")?;
@@ -109,6 +110,7 @@ impl Change {
 const OURS: &str = "pagecrew";
 const STOCK: &str = "stock";
 const UNCACHED: &str = "RWF_DONTCACHE";
+const DAMOS: &str = "DAMOS pageout";
 const NICE: &str = "kswapd nice -20";
 const GROUP: &str = "group of 512 MiB for the readers";
 
@@ -132,6 +134,7 @@ fn contestants(quick: bool) -> Vec<Contestant> {
             "watermark_scale_factor 500",
             "min_free_kbytes x4",
             NICE,
+            DAMOS,
             GROUP,
             UNCACHED,
         ]
@@ -200,7 +203,7 @@ fn possible(files: &Path, contestants: Vec<Contestant>, report: &mut Report) -> 
     let mut found = Vec::new();
     for contestant in contestants {
         let tried = match contestant.name.as_str() {
-            GROUP => Change::make(GROUP).and_then(Change::undo),
+            GROUP | DAMOS => Change::make(&contestant.name).and_then(Change::undo),
             UNCACHED => load(files, 1, &Change::Uncached).map(drop),
             _ => Ok(()),
         };
@@ -341,9 +344,8 @@ impl Scene<'_> {
             |peer: &Contestant| row("its waits for the disk", "").resolution(1.0).bar(bar(peer, Bar::Times(1.0)));
         let slowest = |peer: &Contestant| row("99.9 % of its allocations", "us").bar(bar(peer, Bar::Ratio(5.0)));
         let for_memory = |_: &Contestant| row("the same but for waits for a CPU", "us");
-        let back = |peer: &Contestant| {
-            row("pages that came back to it", "").resolution(1.0).bar(bar(peer, Bar::Times(1.0)))
-        };
+        let back =
+            |peer: &Contestant| row("pages that came back to it", "").resolution(1.0).bar(bar(peer, Bar::Times(1.0)));
         let rows = against_the_first(waits, &contestants, &results, FIGURES)
             .chain(against_the_first(slowest, &contestants, &results, FIGURES + 1))
             .chain(against_the_first(for_memory, &contestants, &results, FIGURES + 2))

@@ -5,10 +5,10 @@ use super::disk::{CHUNK, FILES};
 use super::huge::{Huge, Pages};
 use super::say;
 use anyhow::{Context, Result, bail, ensure};
-use pagecrew::sys::PAGE_SIZE;
 use pagecrew::sys::clock::now_ns;
 use pagecrew::sys::shared_file::Mapped;
 use pagecrew::sys::vmstat::VmStat;
+use pagecrew::sys::{HUGE_PAGE_SIZE, PAGE_SIZE};
 use std::fs::{self, File, OpenOptions};
 use std::hint::black_box;
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
@@ -64,8 +64,9 @@ pub fn of_files(directory: &Path, threads: usize, kind: Kind) -> Result<()> {
     costs(threads, |number| use_files(directory, number, kind))
 }
 
-/// Has `threads` threads use `bytes` of memory, each a part of them, again and again.
+/// Has `threads` threads use `bytes` of memory, as far as these are whole huge pages, each a part of them, again and again.
 pub fn of_memory(bytes: usize, threads: usize) -> Result<()> {
+    let bytes = bytes / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
     let memory = Huge::new(bytes, Pages::Small)?;
     let part = bytes / threads.max(1) / PAGE_SIZE * PAGE_SIZE;
     costs(threads, |number| {
@@ -199,6 +200,6 @@ mod tests {
 
     #[test]
     fn memory_is_used_to_its_end() {
-        of_memory(8 * CHUNK, 3).unwrap();
+        [8 * CHUNK, 8 * CHUNK + 5 * PAGE_SIZE + 1].into_iter().for_each(|bytes| of_memory(bytes, 3).unwrap());
     }
 }

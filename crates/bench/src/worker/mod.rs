@@ -5,6 +5,7 @@ mod burst;
 mod bystander;
 mod cell;
 mod churn;
+mod damos;
 mod delays;
 mod dense;
 mod disk;
@@ -78,6 +79,10 @@ pub fn run(args: &[String]) -> Result<()> {
         "keep-nice" => {
             keep::ignore_ends();
             keep::nice_kswapd(args.text(1)?.parse()?, std::io::stdin().lock())
+        }
+        "keep-damos" => {
+            keep::ignore_ends();
+            damos::keep(Path::new(damos::ADMIN), Path::new(damos::IOMEM), std::io::stdin().lock())
         }
         "keep-group" => {
             keep::ignore_ends();
