@@ -1,7 +1,7 @@
 //! One group that is served: a turn is a look and, where the plan says so, a write.
 
 use super::group_files::{Files, Signal};
-use super::group_plan::{Look, Pause, Plan};
+use super::group_plan::{Look, Pause, Plan, limit_of_held};
 use super::groups::{GroupEvent, Listener};
 use crate::group::Group;
 use crate::sys::Errno;
@@ -112,7 +112,8 @@ impl Member {
         if heard {
             self.plan.woken(now_ns());
         }
-        if let Err(error) = self.try_turn(&mut turn, share, interrupter, tell) {
+        let held_to = share.map(|share| limit_of_held(share, most));
+        if let Err(error) = self.try_turn(&mut turn, held_to, interrupter, tell) {
             self.plan.stop();
             turn.next = match error {
                 // What is missing for a moment says nothing of the group.
@@ -131,7 +132,7 @@ impl Member {
     fn try_turn(
         &mut self,
         turn: &mut Turn,
-        share: Option<u64>,
+        held_to: Option<u64>,
         interrupter: Option<&Interrupter>,
         tell: &Listener,
     ) -> Result<(), Errno> {
@@ -143,11 +144,11 @@ impl Member {
         let found = files.look()?;
         let at_ns = now_ns();
         turn.stalls = self.stalls.replace(found.stalls).map_or(0, |before| found.stalls.saturating_sub(before));
-        let limit = found.limit.into_iter().chain(share).min().ok_or(Errno(libc::ENODEV))?;
+        let limit = found.limit.into_iter().chain(held_to).min().ok_or(Errno(libc::ENODEV))?;
         let look = Look {
             at_ns,
             limit,
-            held: share == Some(limit),
+            held: held_to == Some(limit),
             usage: found.usage,
             reclaimed: self.reclaimed,
             stalls: found.stalls,
@@ -177,7 +178,7 @@ impl Member {
             {
                 episode.told = true;
                 // Of one that is held, that was said.
-                if share != Some(limit) {
+                if held_to != Some(limit) {
                     tell(GroupEvent::Begun { group: self.group.path().to_owned(), demand, ahead });
                 }
             }

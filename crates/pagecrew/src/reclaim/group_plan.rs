@@ -390,10 +390,36 @@ fn passed(since_ns: u64, now_ns: u64) -> Duration {
     Duration::from_nanos(now_ns.saturating_sub(since_ns))
 }
 
+/// The limit that stands for a group which is held to `usage`. What the plan keeps free below the limit is no less than `usage`: nothing is taken
+/// from a group that takes nothing further, and uses what it has again and again.
+pub fn limit_of_held(usage: u64, share: f64) -> u64 {
+    // What is kept free is a share of the limit, so this comes nearer with each step.
+    (0..8).fold(usage, |limit, _| usage.saturating_add(bounds(limit, share, 0).most))
+}
+
 /// What may be free below a limit. A group is never taken below what is protected of it. A small group is read as fast as a large one, so of a
 /// small one the share is larger.
 fn bounds(limit: u64, share: f64, protected: u64) -> Bounds {
     let share = (limit as f64 * share).max(SMALL.min(limit as f64 * share * SMALL_SHARES));
     let most = if limit < LIMIT_LEAST { 0 } else { (share as u64).min(limit.saturating_sub(protected)) };
     Bounds { least: (limit / 1000).max(2 * WRITE_LEAST).min(most), most }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_a_group_that_is_held_has_is_not_kept_free(usage in 0u64..1 << 50, share in 0.0f64..0.1) {
+            for usage in [usage, usage >> 20, usage >> 30] {
+                let limit = limit_of_held(usage, share);
+                let kept = bounds(limit, share, 0).most;
+                prop_assert!(limit.saturating_sub(kept) >= usage - usage / 100_000, "{usage} {limit} {kept}");
+                // No more than that is added.
+                prop_assert!(limit - usage <= kept.max(usage / 5), "{usage} {limit} {kept}");
+            }
+        }
+    }
 }

@@ -7,9 +7,14 @@
 //! others take meanwhile is room that it makes for them, down to half of the page cache: they may take back what they have lost before.
 //! One that has less than half may grow up to that, also at others' cost: that is its share.
 //!
+//! A program that begins takes most, too, until it has what it uses again and again. That is no more than fits into memory, so nobody is held
+//! before he has taken more than all page cache there is: what he took first is of no use to him by then.
+//!
 //! What protects a program whose page cache is worth something to it: what comes back after it was reclaimed ends it for half a minute
 //! ([`super::group_plan::Pause::Hurts`]), and what it has by then is its share; so does memory that is free. And while others take nothing, it gets
 //! a little more all the time: what they have may be of no use to them.
+
+use std::time::Duration;
 
 /// Of what is taken, a group that is to be held takes more than this share.
 const OF_DEMAND: f64 = 0.5;
@@ -20,14 +25,17 @@ const OF_FILES_LATER: f64 = 0.25;
 const AMPLE: f64 = 0.1;
 /// What others have taken away from it is theirs, if it is more than this share of what it may have.
 const LOST: f64 = 1.0 / 16.0;
-/// While others take less than this share of what it takes, it gets this share more with each survey: half as much again in two minutes.
+/// While others take less than this share of what it takes, it gets this share more each second: half as much again in two minutes.
 const OTHERS: f64 = 1.0 / 16.0;
-const MORE: f64 = 1.0 / 1024.0;
-/// So many surveys in a row it is not the one that takes most before it may have more again: loads pause.
-const SURVEYS: u32 = 8;
-/// What is reclaimed of a group is no demand of the machine any more. So it goes on without such demand, until less than this share of what the
-/// group has taken at its most is left of it.
+const MORE: f64 = 1.0 / 256.0;
+/// So long it is not the one that takes most, nor is another held, before it may have more again: loads pause.
+const PAUSE: Duration = Duration::from_secs(2);
+/// Less than this share of the most that was taken lately is not counted as taken: the one who takes most of nearly nothing is nobody to hold. And
+/// what is reclaimed of a group is no demand of the machine any more, so it goes on without such demand, until so little is left of the most
+/// that the group has taken.
 const LITTLE: f64 = 1.0 / 16.0;
+/// Lately: a third of it is left after so long.
+const LATELY: Duration = Duration::from_secs(10);
 
 /// The machine, as a survey finds it. In bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +48,8 @@ pub struct Machine {
     pub free: u64,
     /// All page cache on the kernel's lists.
     pub files: u64,
+    /// Since the last survey.
+    pub passed: Duration,
 }
 
 /// The group that takes more than half of what is taken. In bytes.
@@ -73,7 +83,7 @@ pub fn most(all: u64, taken: impl IntoIterator<Item = u64>) -> Option<usize> {
 }
 
 /// A group that is held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Held<G> {
     /// Which.
     pub group: G,
@@ -81,22 +91,42 @@ pub struct Held<G> {
     pub share: u64,
     /// Its page cache.
     files: u64,
-    /// The most that it has taken from one survey to the next.
-    most: u64,
-    /// Surveys since it was the one that takes most.
-    absent: u32,
+    /// The most that it has taken, in bytes a second.
+    most: f64,
+    /// Since it was the one that takes most.
+    absent: Duration,
+}
+
+/// The group that takes most at present.
+#[derive(Debug, Clone)]
+struct Run<G> {
+    group: G,
+    /// What it has taken since that began.
+    taken: u64,
+    /// Since it last was.
+    absent: Duration,
 }
 
 /// The one group that is held, if there is one.
 #[derive(Debug, Clone)]
 pub struct Share<G> {
     held: Option<Held<G>>,
+    run: Option<Run<G>>,
+    /// The most that one group has taken lately, in bytes a second.
+    most: f64,
 }
 
 impl<G> Default for Share<G> {
     /// Nobody is held.
     fn default() -> Share<G> {
-        Share { held: None }
+        Share { held: None, run: None, most: 0.0 }
+    }
+}
+
+impl<G> Taker<G> {
+    /// Bytes a second.
+    fn rate(&self, passed: Duration) -> f64 {
+        self.taken as f64 / passed.as_secs_f64().max(1e-3)
     }
 }
 
@@ -112,20 +142,49 @@ impl<G: Clone + Eq> Share<G> {
             self.held = None;
             return None;
         }
+        let passed = machine.passed;
+        let lately = self.most * (-passed.as_secs_f64() / LATELY.as_secs_f64()).exp();
+        self.most = taker.as_ref().map_or(0.0, |taker| taker.rate(passed)).max(lately);
+        let taker = taker.filter(|taker| taker.rate(passed) >= self.most * LITTLE);
+        self.note_run(machine, taker.as_ref());
         let has = |taker: &Taker<G>, share: f64| taker.files as f64 >= machine.files as f64 * share;
-        let little =
-            |held: &Held<G>, taker: &Taker<G>| !machine.demand && (taker.taken as f64) < held.most as f64 * LITTLE;
+        let begins = taker
+            .as_ref()
+            .is_some_and(|taker| machine.demand && has(taker, OF_FILES) && self.has_taken_all(machine, taker));
+        let little = |held: &Held<G>, taker: &Taker<G>| !machine.demand && taker.rate(passed) < held.most * LITTLE;
         self.held = match (self.held.take(), taker) {
             (Some(held), Some(taker)) if held.group == taker.group && !little(&held, &taker) => {
                 has(&taker, OF_FILES_LATER).then(|| held.goes_on(machine, &taker, doing))
             }
-            (Some(held), _) if held.absent + 1 < SURVEYS => Some(Held { absent: held.absent + 1, ..held }),
-            (_, Some(taker)) if machine.demand && has(&taker, OF_FILES) => {
-                Some(Held { group: taker.group, share: taker.usage, files: taker.files, most: taker.taken, absent: 0 })
-            }
+            (_, Some(taker)) if begins => Some(Held {
+                share: taker.usage,
+                files: taker.files,
+                most: taker.rate(passed),
+                absent: Duration::ZERO,
+                group: taker.group,
+            }),
+            (Some(held), _) if held.absent + passed < PAUSE => Some(Held { absent: held.absent + passed, ..held }),
             _ => None,
         };
         self.held.as_ref()
+    }
+
+    fn note_run(&mut self, machine: Machine, taker: Option<&Taker<G>>) {
+        self.run = match (self.run.take(), taker) {
+            (Some(run), Some(taker)) if run.group == taker.group => {
+                Some(Run { taken: run.taken.saturating_add(taker.taken), absent: Duration::ZERO, ..run })
+            }
+            (_, Some(taker)) => Some(Run { group: taker.group.clone(), taken: taker.taken, absent: Duration::ZERO }),
+            (Some(run), None) if run.absent + machine.passed < PAUSE => {
+                Some(Run { absent: run.absent + machine.passed, ..run })
+            }
+            _ => None,
+        };
+    }
+
+    /// Whether the group has taken more than there is page cache, since it takes most.
+    fn has_taken_all(&self, machine: Machine, taker: &Taker<G>) -> bool {
+        self.run.as_ref().is_some_and(|run| run.group == taker.group && run.taken > machine.files)
     }
 }
 
@@ -137,11 +196,11 @@ impl<G> Held<G> {
         let gained = doing.left_alone && has > self.files;
         let files = if lost || gained { has } else { self.files };
         let alone = (taker.others as f64) < taker.taken as f64 * OTHERS;
-        let more = if alone { (files as f64 * MORE) as u64 } else { 0 };
+        let more = if alone { (files as f64 * MORE * machine.passed.as_secs_f64()) as u64 } else { 0 };
         let half = (machine.files as f64 * OF_FILES) as u64;
         let files = files.saturating_add(more).saturating_sub(taker.others).max(half);
         let share = files.saturating_add(taker.usage.saturating_sub(taker.files));
-        Held { share, files, most: self.most.max(taker.taken), absent: 0, ..self }
+        Held { share, files, most: self.most.max(taker.rate(machine.passed)), absent: Duration::ZERO, ..self }
     }
 }
 
@@ -152,6 +211,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
     const GIB: u64 = 1 << 30;
+    /// From one survey to the next.
+    const STEP: Duration = Duration::from_millis(250);
 
     /// A group on a machine that is full of page cache.
     #[derive(Debug, Clone, Default)]
@@ -248,7 +309,8 @@ mod tests {
             });
             let files = self.groups.iter().map(Group::files).sum();
             // What is reclaimed of a held group is no demand of the machine's.
-            let machine = Machine { demand: !self.share.holds(), total: self.memory, free: self.free(), files };
+            let passed = STEP;
+            let machine = Machine { demand: !self.share.holds(), total: self.memory, free: self.free(), files, passed };
             let held = self.share.note(machine, taker, Doing::default()).copied().filter(|_| self.holds);
             self.held.push(held.map(|held| held.group));
             held
@@ -283,6 +345,27 @@ mod tests {
     }
 
     #[test]
+    fn a_program_that_needs_most_of_the_memory_gets_it_within_a_minute() {
+        let mut world = World::new(8 * GIB, 2);
+        (0..60).for_each(|_| world.step(&[GIB, 0]));
+        world.groups[1].set = 6 * GIB;
+        (0..4 * 60).for_each(|_| world.step(&[0, 0]));
+        assert!(world.groups[1].often > 11 * GIB / 2, "{}", world.groups[1].often / MIB);
+    }
+
+    #[test]
+    fn whoever_begins_to_take_most_is_held_at_once_instead_of_the_one_before() {
+        let mut world = World::new(8 * GIB, 2);
+        (0..60).for_each(|_| world.step(&[GIB, 0]));
+        assert_eq!(world.held.last(), Some(&Some(0)));
+        let before = world.held.len();
+        (0..60).for_each(|_| world.step(&[0, GIB]));
+        // It has to take all page cache once, and to have half of it.
+        let after = world.held[before..].iter().position(|held| *held == Some(1));
+        assert!(after.is_some_and(|surveys| surveys < 40), "{after:?}");
+    }
+
+    #[test]
     fn a_program_gets_back_what_a_hog_has_taken_from_it() {
         let mut world = World::new(8 * GIB, 2);
         world.groups[0].set = 6 * GIB;
@@ -303,11 +386,21 @@ mod tests {
     }
 
     fn machine(free: u64) -> Machine {
-        Machine { demand: true, total: 24 * GIB, free, files: 8 * GIB }
+        Machine { demand: true, total: 24 * GIB, free, files: 8 * GIB, passed: STEP }
     }
 
     fn taker(group: u8, usage: u64) -> Option<Taker<u8>> {
         Some(Taker { group, usage, files: usage, taken: GIB, others: 0 })
+    }
+
+    /// Somebody who is held by now.
+    fn holding(taker: Option<Taker<u8>>) -> Share<u8> {
+        let mut law = Share::default();
+        for survey in 0..9 {
+            let held = share(law.note(machine(GIB), taker, Doing::default()));
+            assert_eq!(held.is_some(), survey == 8, "not before it has taken more than there is");
+        }
+        law
     }
 
     /// Who is held, and to how many whole GiB, since it moves a little.
@@ -317,8 +410,7 @@ mod tests {
 
     #[test]
     fn what_was_freed_elsewhere_ends_it() {
-        let mut law = Share::default();
-        assert_eq!(share(law.note(machine(GIB), taker(1, 5 * GIB), Doing::default())), Some((1, 5)));
+        let mut law = holding(taker(1, 5 * GIB));
         assert_eq!(share(law.note(machine(3 * GIB), taker(1, 5 * GIB), Doing::default())), None);
         // What it has then is what it may have.
         assert_eq!(share(law.note(machine(GIB), taker(1, 6 * GIB), Doing::default())), Some((1, 6)));
@@ -326,31 +418,58 @@ mod tests {
 
     #[test]
     fn a_pause_of_a_second_ends_nothing_and_what_others_have_got_is_theirs() {
-        let mut law = Share::default();
-        law.note(machine(GIB), taker(1, 5 * GIB), Doing::default());
-        for _ in 1..SURVEYS {
+        let mut law = holding(taker(1, 5 * GIB));
+        for _ in 1..8 {
             assert_eq!(share(law.note(machine(GIB), None, Doing::default())), Some((1, 5)));
         }
         assert_eq!(share(law.note(machine(GIB), taker(1, 4 * GIB), Doing::default())), Some((1, 4)));
-        for _ in 1..SURVEYS {
-            law.note(machine(GIB), taker(2, 7 * GIB), Doing::default());
+        for _ in 1..8 {
+            law.note(machine(GIB), None, Doing::default());
         }
-        // Somebody else takes most by now.
-        assert_eq!(share(law.note(machine(GIB), taker(2, 7 * GIB), Doing::default())), Some((2, 7)));
+        assert_eq!(share(law.note(machine(GIB), None, Doing::default())), None, "it takes nothing any more");
+    }
+
+    #[test]
+    fn somebody_else_who_takes_most_is_held_instead_as_soon_as_he_has_taken_all_there_is() {
+        let mut law = holding(taker(1, 5 * GIB));
+        for _ in 0..7 {
+            assert_eq!(share(law.note(machine(GIB), taker(2, 3 * GIB), Doing::default())), Some((1, 5)));
+        }
+        let fast = taker(2, 7 * GIB).map(|taker| Taker { taken: 2 * GIB, ..taker });
+        assert_eq!(share(law.note(machine(GIB), fast, Doing::default())), Some((2, 7)));
         assert_eq!(share(law.note(machine(GIB), taker(2, GIB), Doing::default())), None, "it has little left");
+    }
+
+    #[test]
+    fn the_one_that_takes_most_of_next_to_nothing_is_not_held() {
+        let mut law = holding(taker(1, 5 * GIB));
+        let little = |group| taker(group, 5 * GIB).map(|taker| Taker { taken: GIB / 40, ..taker });
+        for _ in 1..8 {
+            assert_eq!(share(law.note(machine(GIB), little(2), Doing::default())), Some((1, 5)), "it may only pause");
+        }
+        for _ in 0..20 {
+            assert_eq!(share(law.note(machine(GIB), little(2), Doing::default())), None);
+        }
+        // Much is what is much by now: that it was more once is forgotten.
+        for _ in 0..400 {
+            law.note(machine(GIB), little(2), Doing::default());
+        }
+        assert_eq!(share(law.note(machine(GIB), little(2), Doing::default())), Some((2, 5)));
     }
 
     #[test]
     fn without_demand_of_the_machine_it_goes_on_as_long_as_much_is_taken() {
         let rest = Machine { demand: false, ..machine(GIB) };
         let mut law = Share::default();
-        assert_eq!(share(law.note(rest, taker(1, 5 * GIB), Doing::default())), None, "nobody needs it");
+        for _ in 0..20 {
+            assert_eq!(share(law.note(rest, taker(1, 5 * GIB), Doing::default())), None, "nobody needs it");
+        }
         law.note(machine(GIB), taker(1, 5 * GIB), Doing::default());
         let takes = |taken| taker(1, 5 * GIB).map(|taker| Taker { taken, ..taker });
         for _ in 0..50 {
             assert_eq!(share(law.note(rest, takes(GIB / 8), Doing::default())), Some((1, 5)));
         }
-        for _ in 1..SURVEYS {
+        for _ in 1..8 {
             assert!(law.note(rest, takes(GIB / 32), Doing::default()).is_some());
         }
         assert_eq!(share(law.note(rest, takes(GIB / 32), Doing::default())), None);
@@ -358,16 +477,14 @@ mod tests {
 
     #[test]
     fn what_is_no_page_cache_may_grow() {
-        let mut law = Share::default();
-        law.note(machine(GIB), taker(1, 5 * GIB), Doing::default());
+        let mut law = holding(taker(1, 5 * GIB));
         let grown = taker(1, 5 * GIB).map(|taker| Taker { usage: 9 * GIB, others: GIB, ..taker });
         assert_eq!(share(law.note(machine(GIB), grown, Doing::default())), Some((1, 8)));
     }
 
     #[test]
     fn what_is_kept_free_of_it_was_taken_by_nobody() {
-        let mut law = Share::default();
-        law.note(machine(GIB), taker(1, 6 * GIB), Doing::default());
+        let mut law = holding(taker(1, 6 * GIB));
         let doing = Doing { ahead: GIB, left_alone: false };
         for _ in 0..50 {
             assert_eq!(share(law.note(machine(GIB), taker(1, 5 * GIB), doing)), Some((1, 6)));
@@ -382,8 +499,7 @@ mod tests {
 
     #[test]
     fn what_it_has_got_while_it_was_left_alone_is_its_share() {
-        let mut law = Share::default();
-        law.note(machine(GIB), taker(1, 5 * GIB), Doing::default());
+        let mut law = holding(taker(1, 5 * GIB));
         assert_eq!(share(law.note(machine(GIB), taker(1, 7 * GIB), Doing::default())), Some((1, 5)));
         let left_alone = Doing { ahead: 0, left_alone: true };
         assert_eq!(share(law.note(machine(GIB), taker(1, 7 * GIB), left_alone)), Some((1, 7)));
@@ -391,13 +507,17 @@ mod tests {
 
     #[test]
     fn while_others_take_nothing_it_gets_more() {
-        let mut law = Share::default();
-        law.note(machine(GIB), taker(1, 5 * GIB), Doing::default());
-        for _ in 0..4 * 120 {
-            let files = law.held.as_ref().map_or(0, |held| held.files);
-            law.note(machine(GIB), taker(1, files), Doing::default());
+        // Whatever the pace of the surveys is.
+        for pace in [1, 5] {
+            let mut law = holding(taker(1, 5 * GIB));
+            for _ in 0..4 * 120 / pace {
+                let files = law.held.as_ref().map_or(0, |held| held.files);
+                let machine = Machine { passed: STEP * pace, ..machine(GIB) };
+                let taker = taker(1, files).map(|taker| Taker { taken: GIB * u64::from(pace), ..taker });
+                law.note(machine, taker, Doing::default());
+            }
+            assert_eq!(share(law.held.as_ref()), Some((1, 8)));
         }
-        assert_eq!(share(law.held.as_ref()), Some((1, 8)));
     }
 
     #[test]
@@ -415,7 +535,8 @@ mod tests {
         ) {
             let mut law = Share::default();
             for (free, files, taker) in surveys {
-                let machine = Machine { demand: true, total: 24 * GIB, free: free * GIB, files: files * GIB };
+                let machine =
+                    Machine { demand: true, total: 24 * GIB, free: free * GIB, files: files * GIB, passed: STEP };
                 let taker = taker.map(|(group, rest, files, others)| Taker {
                     group,
                     usage: (rest + files) * GIB,

@@ -12,6 +12,7 @@ use crate::sys::{Errno, nodes};
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// So many groups inside one are looked at, at most.
 const INSIDE_MOST: usize = 1000;
@@ -24,6 +25,8 @@ pub(super) struct Survey {
     top: PathBuf,
     version: Version,
     before: HashMap<PathBuf, u64>,
+    /// When that was.
+    at_ns: u64,
 }
 
 /// What was found.
@@ -34,11 +37,13 @@ pub(super) struct Found {
     pub taker: Option<Taker<PathBuf>>,
 }
 
-/// A group, with what it has taken since the last survey; `None` where it was not looked at then.
+/// A group, with what it has taken since the last survey, in bytes and as the kernel counts; `None` where it was not looked at then.
 struct Seen {
     path: PathBuf,
     files: u64,
     since: Option<u64>,
+    counted: u64,
+    unit: u64,
 }
 
 impl Survey {
@@ -46,16 +51,16 @@ impl Survey {
     pub fn new() -> Option<Survey> {
         let top = |mount: &mounts::Mount| {
             let version = version_at(mount.point()).ok()?;
-            Some(Survey { top: mount.point().to_owned(), version, before: HashMap::new() })
+            Some(Survey { top: mount.point().to_owned(), version, before: HashMap::new(), at_ns: 0 })
         };
         mounts::of_memory().iter().find_map(top)
     }
 
-    /// A survey. Whether there is `demand` of the machine's is not found out here.
+    /// A survey, at the time `at_ns`. Whether there is `demand` of the machine's is not found out here.
     ///
     /// # Errors
     /// Those of reading what the machine and the top of the hierarchy have; `ENODATA` where the kernel says it of no top.
-    pub fn look(&mut self, demand: bool) -> Result<Found, Errno> {
+    pub fn look(&mut self, at_ns: u64, demand: bool) -> Result<Found, Errno> {
         let nodes = nodes::read(Path::new("/"))?;
         // The one with the least left.
         let scarce = nodes.iter().min_by(|a, b| {
@@ -65,7 +70,8 @@ impl Survey {
         let scarce = scarce.ok_or(Errno(libc::ENODATA))?;
         let mut now = HashMap::new();
         let top = self.see(self.top.clone(), &mut now).ok_or(Errno(libc::ENODATA))?;
-        let machine = Machine { demand, total: scarce.total, free: scarce.free, files: top.files };
+        let passed = Duration::from_nanos(at_ns.saturating_sub(std::mem::replace(&mut self.at_ns, at_ns)));
+        let machine = Machine { demand, total: scarce.total, free: scarce.free, files: top.files, passed };
         let taker = self.descend(&top, &mut now);
         self.before = now;
         Ok(Found { machine, taker })
@@ -73,13 +79,16 @@ impl Survey {
 
     fn descend(&self, top: &Seen, now: &mut HashMap<PathBuf, u64>) -> Option<Taker<PathBuf>> {
         let mut inside = self.inside(&top.path, now);
-        // What a process gave back at its end makes the sum less than its parts.
-        let parts = inside.iter().map(|seen| seen.since.unwrap_or(0)).sum();
-        let all = top.since?.max(parts);
+        top.since?;
+        // A count of folios that are larger here than there says nothing in bytes: the parts do, and what no group inside has taken. What a
+        // process gave back at its end makes the sum less than its parts.
+        let parts: u64 = inside.iter().map(|seen| seen.since.unwrap_or(0)).sum();
+        let counted: u64 = inside.iter().map(|seen| seen.counted).sum();
+        let all = parts.saturating_add(top.counted.saturating_sub(counted).saturating_mul(top.unit));
         for _ in 0..LEVELS_MOST {
             let taken = inside.iter().map(|seen| seen.since.unwrap_or(0));
             let index = most(all, taken)?;
-            let Seen { path, files, since } = inside.swap_remove(index);
+            let Seen { path, files, since, .. } = inside.swap_remove(index);
             inside = self.inside(&path, now);
             if inside.is_empty() {
                 let usage = Group::at(&path).ok()??.usage().ok()?;
@@ -99,11 +108,12 @@ impl Survey {
 
     fn see(&self, path: PathBuf, now: &mut HashMap<PathBuf, u64>) -> Option<Seen> {
         let text = fs::read_to_string(path.join("memory.stat")).ok()?;
-        let Taking { files, taken } = group_memory::taking(&text, self.version == Version::V1)?;
+        let Taking { files, taken, unit } = group_memory::taking(&text, self.version == Version::V1)?;
         now.insert(path.clone(), taken);
         // What goes back may make it fall.
-        let since = self.before.get(&path).map(|before| taken.saturating_sub(*before));
-        Some(Seen { path, files, since })
+        let counted = self.before.get(&path).map(|before| taken.saturating_sub(*before));
+        let since = counted.map(|counted| counted.saturating_mul(unit));
+        Some(Seen { path, files, since, counted: counted.unwrap_or(0), unit })
     }
 }
 
@@ -117,14 +127,15 @@ mod tests {
     struct MadeUp {
         top: tempfile::TempDir,
         survey: Survey,
+        now_ns: u64,
     }
 
     impl MadeUp {
         fn new(groups: &[&str]) -> MadeUp {
             let top = tempfile::tempdir().unwrap();
             groups.iter().for_each(|name| fs::create_dir_all(top.path().join(name)).unwrap());
-            let survey = Survey { top: top.path().to_owned(), version: Version::V2, before: HashMap::new() };
-            MadeUp { top, survey }
+            let survey = Survey { top: top.path().to_owned(), version: Version::V2, before: HashMap::new(), at_ns: 0 };
+            MadeUp { top, survey, now_ns: 0 }
         }
 
         /// A group has so many pages of files, and so many were reclaimed of it so far.
@@ -138,9 +149,15 @@ mod tests {
             fs::write(path.join("memory.current"), format!("{}\n", files * PAGE)).unwrap();
         }
 
+        /// A second after the last time.
+        fn look(&mut self) -> Result<Found, Errno> {
+            self.now_ns += 1_000_000_000;
+            self.survey.look(self.now_ns, true)
+        }
+
         /// Name and usage in pages.
         fn taker(&mut self) -> Option<(String, u64)> {
-            let taker = self.survey.look(true).unwrap().taker?;
+            let taker = self.look().unwrap().taker?;
             let name = taker.group.strip_prefix(self.top.path()).unwrap().to_str().unwrap().to_owned();
             Some((name, taker.usage / PAGE))
         }
@@ -161,7 +178,8 @@ mod tests {
         round(&made_up, 2);
         assert_eq!(made_up.taker(), None, "the groups inside were not looked at");
         round(&made_up, 3);
-        let found = made_up.survey.look(true).unwrap();
+        let found = made_up.look().unwrap();
+        assert_eq!(found.machine.passed, Duration::from_secs(1));
         let taker = found.taker.unwrap();
         assert!(taker.group.ends_with("system/backup"), "{taker:?}");
         assert_eq!((taker.usage, found.machine.files), (1000 * PAGE, 1000 * PAGE));
@@ -184,9 +202,39 @@ mod tests {
     }
 
     #[test]
+    fn folios_of_version_1_are_as_large_as_they_are_on_average() {
+        let mut made_up = MadeUp::new(&["large", "small"]);
+        made_up.survey.version = Version::V1;
+        // Each has 1,000 pages by now; the top has no other.
+        let set = |made_up: &MadeUp, name: &str, pages: u64, folios: u64, came: u64| {
+            let path = made_up.top.path().join(name);
+            let text = format!(
+                "total_cache {0}\ntotal_rss 0\ntotal_inactive_file {0}\ntotal_active_file 0\ntotal_pgpgin {came}\ntotal_pgpgout {1}\n",
+                pages * PAGE,
+                came - folios
+            );
+            fs::write(path.join("memory.stat"), text).unwrap();
+            fs::write(path.join("cgroup.procs"), "").unwrap();
+            fs::write(path.join("memory.usage_in_bytes"), format!("{}\n", pages * PAGE)).unwrap();
+        };
+        for round in 1..3 {
+            set(&made_up, "large", 1000, 10, 10 + round * 50);
+            set(&made_up, "small", 1000, 1000, 1000 + round * 400);
+            set(&made_up, "", 2000, 1010, 1010 + round * 450);
+            if round == 1 {
+                assert_eq!(made_up.taker(), None, "there is nothing to compare with");
+            }
+        }
+        // 50 folios of 100 pages are more than 400 of one, and the two are all there is.
+        let taker = made_up.look().unwrap().taker.unwrap();
+        assert!(taker.group.ends_with("large"), "{taker:?}");
+        assert_eq!((taker.taken, taker.others), (5000 * PAGE, 400 * PAGE));
+    }
+
+    #[test]
     fn what_is_not_there_takes_nothing() {
         let mut made_up = MadeUp::new(&["a", "b"]);
-        assert_eq!(made_up.survey.look(true), Err(Errno(libc::ENODATA)));
+        assert_eq!(made_up.look(), Err(Errno(libc::ENODATA)));
         made_up.set("", 5, 0);
         made_up.set("a", 5, 0);
         assert_eq!(made_up.taker(), None);

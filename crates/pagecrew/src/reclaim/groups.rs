@@ -49,8 +49,9 @@ const CPUS: f64 = 0.5;
 /// At the end, writers are waited for so long. They have nothing to undo.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// From one survey to the next; and no less than so many times what one takes.
+/// From one survey to the next, while somebody is held and until then: he is taking from others. And no less than so many times what one takes.
 const SURVEY: Duration = Duration::from_millis(250);
+const SEARCH: Duration = Duration::from_millis(50);
 const SURVEY_SHARE: u32 = 50;
 
 /// What may be done for groups.
@@ -430,7 +431,7 @@ impl Threads {
     /// Finds out which group takes most, and holds it if it has its share.
     fn survey(&self, surveys: &mut Surveys, demand: bool, tree: Option<&Tree>) {
         let (begin, cpu) = (now_ns(), thread_cpu_ns());
-        let held = match surveys.survey.look(demand) {
+        let held = match surveys.survey.look(begin, demand) {
             Ok(Found { machine, taker }) => {
                 let meant = |taker: &Taker<PathBuf>| tree.is_some_and(|tree| tree.means(&taker.group));
                 let doing = {
@@ -445,7 +446,8 @@ impl Threads {
         };
         self.hold(held);
         let now = now_ns();
-        let pause = SURVEY.max(Duration::from_nanos(now - begin) * SURVEY_SHARE);
+        let least = if surveys.share.holds() { SURVEY } else { SEARCH };
+        let pause = least.max(Duration::from_nanos(now - begin) * SURVEY_SHARE);
         surveys.next_ns = now + pause.as_nanos() as u64;
         self.lock().standing.cpu_ns += thread_cpu_ns() - cpu;
     }
