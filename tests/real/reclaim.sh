@@ -352,6 +352,11 @@ reclaim_group() {
     echo "at the limit $(middle "$work/with") times, and $(middle "$work/without") without"
 }
 
+# events_of_group NAME: those of the group alone.
+events_of_group() {
+    grep -F "\"$1\"" "$work/said" | grep -F "\"$group\"" || true
+}
+
 # A group that takes most, and has half of the page cache, is held to what it has as long as there is demand, without a limit. Takes as much
 # memory as reclaim/demand.
 reclaim_hog() {
@@ -369,22 +374,21 @@ reclaim_hog() {
         (echo "$BASHPID" >"$group/cgroup.procs" && read_much 8) >/dev/null &
         readers=$!
         for _ in $(seq 2400); do
-            if [ "$(grep -c '"group-held"' "$work/said")" -ge "$round" ]; then break; fi
+            if [ "$(events_of_group group-held | wc -l)" -ge "$round" ]; then break; fi
             sleep 0.05
         done
         # While they read: a disk's page cache goes with the last one who has it open.
         if [ "$round" -eq 1 ]; then files=$(awk '/^(Ina|A)ctive\(file\)/ { sum += $2 } END { printf "%.0f\n", 1024 * sum }' /proc/meminfo); fi
         wait "$readers" || fail "readers: status $?"
-        [ "$(grep -c '"group-held"' "$work/said")" -ge "$round" ] || fail "nobody was held: $(cat "$work/said" "$work/log")"
+        [ "$(events_of_group group-held | wc -l)" -ge "$round" ] || fail "it was not held: $(cat "$work/said" "$work/log")"
         for _ in $(seq 300); do
-            if [ "$(grep -c '"group-let-go"' "$work/said")" -ge "$round" ]; then break; fi
+            if [ "$(events_of_group group-let-go | wc -l)" -ge "$round" ]; then break; fi
             sleep 0.2
         done
-        [ "$(grep -c '"group-let-go"' "$work/said")" -ge "$round" ] || fail "it is held after a minute: $(cat "$work/said")"
+        [ "$(events_of_group group-let-go | wc -l)" -ge "$round" ] || fail "it is held after a minute: $(cat "$work/said")"
     done
-    grep '"group-held"' "$work/said" | grep -q -F "\"$group\"" || fail "$(grep '"group-held"' "$work/said")"
     [ "$(settings_of_group)" = "$before" ] || fail "$(settings_of_group), and before: $before"
-    share=$(grep -m 1 '"group-held"' "$work/said" | grep -o '"share_bytes":[0-9]*' | cut -d : -f 2)
+    share=$(events_of_group group-held | head -n 1 | grep -o '"share_bytes":[0-9]*' | cut -d : -f 2)
     # Of all page cache it has half when that begins; what there is changes a little.
     [ "$files" -ge $((16 << 20)) ] || fail "$files bytes of page cache while they read"
     [ $((5 * share)) -ge $((2 * files)) ] || fail "held to $share bytes of $files"

@@ -30,9 +30,9 @@ const OTHERS: f64 = 1.0 / 16.0;
 const MORE: f64 = 1.0 / 256.0;
 /// So long it is not the one that takes most, nor is another held, before it may have more again: loads pause.
 const PAUSE: Duration = Duration::from_secs(2);
-/// Less than this share of the most that was taken lately is not counted as taken: the one who takes most of nearly nothing is nobody to hold. And
-/// what is reclaimed of a group is no demand of the machine any more, so it goes on without such demand, until so little is left of the most
-/// that the group has taken.
+/// While less than this share of the most that was reclaimed lately is, nothing counts as taken: the one who takes most of nearly nothing is nobody to
+/// hold. And what is reclaimed of a group is no demand of the machine any more, so it goes on without such demand, until so little is left of
+/// the most that the group has taken.
 const LITTLE: f64 = 1.0 / 16.0;
 /// Lately: a third of it is left after so long.
 const LATELY: Duration = Duration::from_secs(10);
@@ -50,6 +50,15 @@ pub struct Machine {
     pub files: u64,
     /// Since the last survey.
     pub passed: Duration,
+    /// And what the kernel has reclaimed since, by itself and for tasks that take memory.
+    pub reclaimed: u64,
+}
+
+impl Machine {
+    /// `bytes` since the last survey, as bytes a second.
+    fn rate(&self, bytes: u64) -> f64 {
+        bytes as f64 / self.passed.as_secs_f64().max(1e-3)
+    }
 }
 
 /// The group that takes more than half of what is taken. In bytes.
@@ -101,8 +110,8 @@ pub struct Held<G> {
 #[derive(Debug, Clone)]
 struct Run<G> {
     group: G,
-    /// What it has taken since that began.
-    taken: u64,
+    /// What was reclaimed since that began, for it and others.
+    reclaimed: u64,
     /// Since it last was.
     absent: Duration,
 }
@@ -112,7 +121,7 @@ struct Run<G> {
 pub struct Share<G> {
     held: Option<Held<G>>,
     run: Option<Run<G>>,
-    /// The most that one group has taken lately, in bytes a second.
+    /// The most that was reclaimed lately, in bytes a second.
     most: f64,
 }
 
@@ -120,13 +129,6 @@ impl<G> Default for Share<G> {
     /// Nobody is held.
     fn default() -> Share<G> {
         Share { held: None, run: None, most: 0.0 }
-    }
-}
-
-impl<G> Taker<G> {
-    /// Bytes a second.
-    fn rate(&self, passed: Duration) -> f64 {
-        self.taken as f64 / passed.as_secs_f64().max(1e-3)
     }
 }
 
@@ -143,15 +145,15 @@ impl<G: Clone + Eq> Share<G> {
             return None;
         }
         let passed = machine.passed;
+        let all = machine.rate(machine.reclaimed);
         let lately = self.most * (-passed.as_secs_f64() / LATELY.as_secs_f64()).exp();
-        self.most = taker.as_ref().map_or(0.0, |taker| taker.rate(passed)).max(lately);
-        let taker = taker.filter(|taker| taker.rate(passed) >= self.most * LITTLE);
-        self.note_run(machine, taker.as_ref());
+        self.most = all.max(lately);
+        let much = all > 0.0 && all >= self.most * LITTLE;
+        self.note_run(machine, taker.as_ref().filter(|_| much));
         let has = |taker: &Taker<G>, share: f64| taker.files as f64 >= machine.files as f64 * share;
-        let begins = taker
-            .as_ref()
-            .is_some_and(|taker| machine.demand && has(taker, OF_FILES) && self.has_taken_all(machine, taker));
-        let little = |held: &Held<G>, taker: &Taker<G>| !machine.demand && taker.rate(passed) < held.most * LITTLE;
+        let begins = |taker: &Taker<G>| machine.demand && has(taker, OF_FILES) && self.all_was_taken(machine, taker);
+        let begins = much && taker.as_ref().is_some_and(begins);
+        let little = |held: &Held<G>, taker: &Taker<G>| machine.rate(taker.taken) < held.most * LITTLE;
         self.held = match (self.held.take(), taker) {
             (Some(held), Some(taker)) if held.group == taker.group && !little(&held, &taker) => {
                 has(&taker, OF_FILES_LATER).then(|| held.goes_on(machine, &taker, doing))
@@ -159,7 +161,7 @@ impl<G: Clone + Eq> Share<G> {
             (_, Some(taker)) if begins => Some(Held {
                 share: taker.usage,
                 files: taker.files,
-                most: taker.rate(passed),
+                most: machine.rate(taker.taken),
                 absent: Duration::ZERO,
                 group: taker.group,
             }),
@@ -172,9 +174,11 @@ impl<G: Clone + Eq> Share<G> {
     fn note_run(&mut self, machine: Machine, taker: Option<&Taker<G>>) {
         self.run = match (self.run.take(), taker) {
             (Some(run), Some(taker)) if run.group == taker.group => {
-                Some(Run { taken: run.taken.saturating_add(taker.taken), absent: Duration::ZERO, ..run })
+                Some(Run { reclaimed: run.reclaimed.saturating_add(machine.reclaimed), absent: Duration::ZERO, ..run })
             }
-            (_, Some(taker)) => Some(Run { group: taker.group.clone(), taken: taker.taken, absent: Duration::ZERO }),
+            (_, Some(taker)) => {
+                Some(Run { group: taker.group.clone(), reclaimed: machine.reclaimed, absent: Duration::ZERO })
+            }
             (Some(run), None) if run.absent + machine.passed < PAUSE => {
                 Some(Run { absent: run.absent + machine.passed, ..run })
             }
@@ -182,9 +186,10 @@ impl<G: Clone + Eq> Share<G> {
         };
     }
 
-    /// Whether the group has taken more than there is page cache, since it takes most.
-    fn has_taken_all(&self, machine: Machine, taker: &Taker<G>) -> bool {
-        self.run.as_ref().is_some_and(|run| run.group == taker.group && run.taken > machine.files)
+    /// Whether more has been reclaimed than twice all page cache there is, since the group takes most. More than half of it was for the group.
+    fn all_was_taken(&self, machine: Machine, taker: &Taker<G>) -> bool {
+        let enough = machine.files.saturating_mul(2);
+        self.run.as_ref().is_some_and(|run| run.group == taker.group && run.reclaimed > enough)
     }
 }
 
@@ -200,7 +205,7 @@ impl<G> Held<G> {
         let half = (machine.files as f64 * OF_FILES) as u64;
         let files = files.saturating_add(more).saturating_sub(taker.others).max(half);
         let share = files.saturating_add(taker.usage.saturating_sub(taker.files));
-        Held { share, files, most: self.most.max(taker.rate(machine.passed)), absent: Duration::ZERO, ..self }
+        Held { share, files, most: self.most.max(machine.rate(taker.taken)), absent: Duration::ZERO, ..self }
     }
 }
 
@@ -247,6 +252,8 @@ mod tests {
         groups: Vec<Group>,
         share: Share<usize>,
         before: Vec<u64>,
+        /// What the kernel has reclaimed since the last survey.
+        reclaimed: u64,
         /// Without it nobody is held.
         holds: bool,
         held: Vec<Option<usize>>,
@@ -259,6 +266,7 @@ mod tests {
                 groups: vec![Group::default(); groups],
                 share: Share::default(),
                 before: vec![0; groups],
+                reclaimed: 0,
                 holds: true,
                 held: Vec::new(),
             }
@@ -284,6 +292,7 @@ mod tests {
                     }
                     let short = (wanted + self.memory / 100).saturating_sub(self.free());
                     if short > 0 {
+                        self.reclaimed += short;
                         let all: u64 = self.groups.iter().map(Group::files).sum();
                         for group in &mut self.groups {
                             group.lose((short as f64 * group.files() as f64 / all.max(1) as f64).ceil() as u64);
@@ -309,8 +318,14 @@ mod tests {
             });
             let files = self.groups.iter().map(Group::files).sum();
             // What is reclaimed of a held group is no demand of the machine's.
-            let passed = STEP;
-            let machine = Machine { demand: !self.share.holds(), total: self.memory, free: self.free(), files, passed };
+            let machine = Machine {
+                demand: !self.share.holds(),
+                total: self.memory,
+                free: self.free(),
+                files,
+                passed: STEP,
+                reclaimed: std::mem::take(&mut self.reclaimed),
+            };
             let held = self.share.note(machine, taker, Doing::default()).copied().filter(|_| self.holds);
             self.held.push(held.map(|held| held.group));
             held
@@ -386,7 +401,7 @@ mod tests {
     }
 
     fn machine(free: u64) -> Machine {
-        Machine { demand: true, total: 24 * GIB, free, files: 8 * GIB, passed: STEP }
+        Machine { demand: true, total: 24 * GIB, free, files: 8 * GIB, passed: STEP, reclaimed: 2 * GIB }
     }
 
     fn taker(group: u8, usage: u64) -> Option<Taker<u8>> {
@@ -398,7 +413,7 @@ mod tests {
         let mut law = Share::default();
         for survey in 0..9 {
             let held = share(law.note(machine(GIB), taker, Doing::default()));
-            assert_eq!(held.is_some(), survey == 8, "not before it has taken more than there is");
+            assert_eq!(held.is_some(), survey == 8, "not before more was reclaimed than there is");
         }
         law
     }
@@ -430,31 +445,31 @@ mod tests {
     }
 
     #[test]
-    fn somebody_else_who_takes_most_is_held_instead_as_soon_as_he_has_taken_all_there_is() {
+    fn somebody_else_who_takes_most_is_held_instead_as_soon_as_all_there_is_was_taken() {
         let mut law = holding(taker(1, 5 * GIB));
-        for _ in 0..7 {
-            assert_eq!(share(law.note(machine(GIB), taker(2, 3 * GIB), Doing::default())), Some((1, 5)));
+        let fast = Machine { reclaimed: 4 * GIB, ..machine(GIB) };
+        for _ in 0..4 {
+            assert_eq!(share(law.note(fast, taker(2, 7 * GIB), Doing::default())), Some((1, 5)));
         }
-        let fast = taker(2, 7 * GIB).map(|taker| Taker { taken: 2 * GIB, ..taker });
-        assert_eq!(share(law.note(machine(GIB), fast, Doing::default())), Some((2, 7)));
+        assert_eq!(share(law.note(fast, taker(2, 7 * GIB), Doing::default())), Some((2, 7)));
         assert_eq!(share(law.note(machine(GIB), taker(2, GIB), Doing::default())), None, "it has little left");
     }
 
     #[test]
     fn the_one_that_takes_most_of_next_to_nothing_is_not_held() {
         let mut law = holding(taker(1, 5 * GIB));
-        let little = |group| taker(group, 5 * GIB).map(|taker| Taker { taken: GIB / 40, ..taker });
+        let quiet = Machine { reclaimed: GIB / 20, ..machine(GIB) };
         for _ in 1..8 {
-            assert_eq!(share(law.note(machine(GIB), little(2), Doing::default())), Some((1, 5)), "it may only pause");
+            assert_eq!(share(law.note(quiet, taker(2, 5 * GIB), Doing::default())), Some((1, 5)), "it may only pause");
         }
         for _ in 0..20 {
-            assert_eq!(share(law.note(machine(GIB), little(2), Doing::default())), None);
+            assert_eq!(share(law.note(quiet, taker(2, 5 * GIB), Doing::default())), None);
         }
         // Much is what is much by now: that it was more once is forgotten.
         for _ in 0..400 {
-            law.note(machine(GIB), little(2), Doing::default());
+            law.note(quiet, taker(2, 5 * GIB), Doing::default());
         }
-        assert_eq!(share(law.note(machine(GIB), little(2), Doing::default())), Some((2, 5)));
+        assert_eq!(share(law.note(quiet, taker(2, 5 * GIB), Doing::default())), Some((2, 5)));
     }
 
     #[test]
@@ -512,7 +527,7 @@ mod tests {
             let mut law = holding(taker(1, 5 * GIB));
             for _ in 0..4 * 120 / pace {
                 let files = law.held.as_ref().map_or(0, |held| held.files);
-                let machine = Machine { passed: STEP * pace, ..machine(GIB) };
+                let machine = Machine { passed: STEP * pace, reclaimed: 2 * GIB * u64::from(pace), ..machine(GIB) };
                 let taker = taker(1, files).map(|taker| Taker { taken: GIB * u64::from(pace), ..taker });
                 law.note(machine, taker, Doing::default());
             }
@@ -535,8 +550,14 @@ mod tests {
         ) {
             let mut law = Share::default();
             for (free, files, taker) in surveys {
-                let machine =
-                    Machine { demand: true, total: 24 * GIB, free: free * GIB, files: files * GIB, passed: STEP };
+                let machine = Machine {
+                    demand: true,
+                    total: 24 * GIB,
+                    free: free * GIB,
+                    files: files * GIB,
+                    passed: STEP,
+                    reclaimed: 48 * GIB,
+                };
                 let taker = taker.map(|(group, rest, files, others)| Taker {
                     group,
                     usage: (rest + files) * GIB,

@@ -8,6 +8,7 @@ use super::group_share::{Machine, Taker, most};
 use super::group_support::version_at;
 use crate::group::{Group, Version, mounts};
 use crate::sys::group_memory::{self, Taking};
+use crate::sys::vmstat::VmStat;
 use crate::sys::{Errno, nodes};
 use std::collections::HashMap;
 use std::fs;
@@ -24,9 +25,11 @@ const LEVELS_MOST: usize = 32;
 pub(super) struct Survey {
     top: PathBuf,
     version: Version,
-    before: HashMap<PathBuf, u64>,
-    /// When that was.
+    before: HashMap<PathBuf, Taking>,
+    /// When that was, and what all of the machine had reclaimed by then.
     at_ns: u64,
+    reclaimed: u64,
+    vmstat: VmStat,
 }
 
 /// What was found.
@@ -37,13 +40,11 @@ pub(super) struct Found {
     pub taker: Option<Taker<PathBuf>>,
 }
 
-/// A group, with what it has taken since the last survey, in bytes and as the kernel counts; `None` where it was not looked at then.
+/// A group, with what it has taken since the last survey; `None` where it was not looked at then.
 struct Seen {
     path: PathBuf,
     files: u64,
     since: Option<u64>,
-    counted: u64,
-    unit: u64,
 }
 
 impl Survey {
@@ -51,9 +52,15 @@ impl Survey {
     pub fn new() -> Option<Survey> {
         let top = |mount: &mounts::Mount| {
             let version = version_at(mount.point()).ok()?;
-            Some(Survey { top: mount.point().to_owned(), version, before: HashMap::new(), at_ns: 0 })
+            Survey::of(mount.point().to_owned(), version).ok()
         };
         mounts::of_memory().iter().find_map(top)
+    }
+
+    fn of(top: PathBuf, version: Version) -> Result<Survey, Errno> {
+        let mut vmstat = VmStat::open()?;
+        let reclaimed = vmstat.read()?.reclaimed;
+        Ok(Survey { top, version, before: HashMap::new(), at_ns: 0, reclaimed, vmstat })
     }
 
     /// A survey, at the time `at_ns`. Whether there is `demand` of the machine's is not found out here.
@@ -71,24 +78,23 @@ impl Survey {
         let mut now = HashMap::new();
         let top = self.see(self.top.clone(), &mut now).ok_or(Errno(libc::ENODATA))?;
         let passed = Duration::from_nanos(at_ns.saturating_sub(std::mem::replace(&mut self.at_ns, at_ns)));
-        let machine = Machine { demand, total: scarce.total, free: scarce.free, files: top.files, passed };
+        let all = self.vmstat.read()?.reclaimed;
+        let reclaimed = all.saturating_sub(std::mem::replace(&mut self.reclaimed, all));
+        let machine = Machine { demand, total: scarce.total, free: scarce.free, files: top.files, passed, reclaimed };
         let taker = self.descend(&top, &mut now);
         self.before = now;
         Ok(Found { machine, taker })
     }
 
-    fn descend(&self, top: &Seen, now: &mut HashMap<PathBuf, u64>) -> Option<Taker<PathBuf>> {
+    fn descend(&self, top: &Seen, now: &mut HashMap<PathBuf, Taking>) -> Option<Taker<PathBuf>> {
         let mut inside = self.inside(&top.path, now);
-        top.since?;
-        // A count of folios that are larger here than there says nothing in bytes: the parts do, and what no group inside has taken. What a
-        // process gave back at its end makes the sum less than its parts.
-        let parts: u64 = inside.iter().map(|seen| seen.since.unwrap_or(0)).sum();
-        let counted: u64 = inside.iter().map(|seen| seen.counted).sum();
-        let all = parts.saturating_add(top.counted.saturating_sub(counted).saturating_mul(top.unit));
+        // What a process gave back at its end makes the sum less than its parts.
+        let parts = inside.iter().map(|seen| seen.since.unwrap_or(0)).sum();
+        let all = top.since?.max(parts);
         for _ in 0..LEVELS_MOST {
             let taken = inside.iter().map(|seen| seen.since.unwrap_or(0));
             let index = most(all, taken)?;
-            let Seen { path, files, since, .. } = inside.swap_remove(index);
+            let Seen { path, files, since } = inside.swap_remove(index);
             inside = self.inside(&path, now);
             if inside.is_empty() {
                 let usage = Group::at(&path).ok()??.usage().ok()?;
@@ -100,20 +106,22 @@ impl Survey {
     }
 
     /// The groups right inside one, as far as the memory controller knows them.
-    fn inside(&self, path: &Path, now: &mut HashMap<PathBuf, u64>) -> Vec<Seen> {
+    fn inside(&self, path: &Path, now: &mut HashMap<PathBuf, Taking>) -> Vec<Seen> {
         let Ok(entries) = fs::read_dir(path) else { return Vec::new() };
         let directories = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
         directories.take(INSIDE_MOST).filter_map(|entry| self.see(entry.path(), now)).collect()
     }
 
-    fn see(&self, path: PathBuf, now: &mut HashMap<PathBuf, u64>) -> Option<Seen> {
+    fn see(&self, path: PathBuf, now: &mut HashMap<PathBuf, Taking>) -> Option<Seen> {
         let text = fs::read_to_string(path.join("memory.stat")).ok()?;
-        let Taking { files, taken, unit } = group_memory::taking(&text, self.version == Version::V1)?;
-        now.insert(path.clone(), taken);
-        // What goes back may make it fall.
-        let counted = self.before.get(&path).map(|before| taken.saturating_sub(*before));
-        let since = counted.map(|counted| counted.saturating_mul(unit));
-        Some(Seen { path, files, since, counted: counted.unwrap_or(0), unit })
+        let taking = group_memory::taking(&text, self.version == Version::V1)?;
+        now.insert(path.clone(), taking);
+        let since = self.before.get(&path).map(|before| {
+            // What goes back may make it fall.
+            let taken = taking.taken.saturating_sub(before.taken);
+            taken.max(taking.back.saturating_sub(before.back))
+        });
+        Some(Seen { path, files: taking.files, since })
     }
 }
 
@@ -134,7 +142,7 @@ mod tests {
         fn new(groups: &[&str]) -> MadeUp {
             let top = tempfile::tempdir().unwrap();
             groups.iter().for_each(|name| fs::create_dir_all(top.path().join(name)).unwrap());
-            let survey = Survey { top: top.path().to_owned(), version: Version::V2, before: HashMap::new(), at_ns: 0 };
+            let survey = Survey::of(top.path().to_owned(), Version::V2).unwrap();
             MadeUp { top, survey, now_ns: 0 }
         }
 
@@ -202,30 +210,27 @@ mod tests {
     }
 
     #[test]
-    fn folios_of_version_1_are_as_large_as_they_are_on_average() {
+    fn what_has_come_back_was_taken_however_few_folios_that_were() {
         let mut made_up = MadeUp::new(&["large", "small"]);
         made_up.survey.version = Version::V1;
-        // Each has 1,000 pages by now; the top has no other.
-        let set = |made_up: &MadeUp, name: &str, pages: u64, folios: u64, came: u64| {
+        let set = |made_up: &MadeUp, name: &str, folios: u64, back: u64| {
             let path = made_up.top.path().join(name);
             let text = format!(
-                "total_cache {0}\ntotal_rss 0\ntotal_inactive_file {0}\ntotal_active_file 0\ntotal_pgpgin {came}\ntotal_pgpgout {1}\n",
-                pages * PAGE,
-                came - folios
+                "total_inactive_file {}\ntotal_active_file 0\ntotal_pgpgin {folios}\ntotal_workingset_refault_file {back}\n",
+                1000 * PAGE,
             );
             fs::write(path.join("memory.stat"), text).unwrap();
             fs::write(path.join("cgroup.procs"), "").unwrap();
-            fs::write(path.join("memory.usage_in_bytes"), format!("{}\n", pages * PAGE)).unwrap();
+            fs::write(path.join("memory.usage_in_bytes"), format!("{}\n", 1000 * PAGE)).unwrap();
         };
         for round in 1..3 {
-            set(&made_up, "large", 1000, 10, 10 + round * 50);
-            set(&made_up, "small", 1000, 1000, 1000 + round * 400);
-            set(&made_up, "", 2000, 1010, 1010 + round * 450);
+            set(&made_up, "large", round * 50, round * 5000);
+            set(&made_up, "small", round * 400, round * 100);
+            set(&made_up, "", round * 450, round * 5100);
             if round == 1 {
                 assert_eq!(made_up.taker(), None, "there is nothing to compare with");
             }
         }
-        // 50 folios of 100 pages are more than 400 of one, and the two are all there is.
         let taker = made_up.look().unwrap().taker.unwrap();
         assert!(taker.group.ends_with("large"), "{taker:?}");
         assert_eq!((taker.taken, taker.others), (5000 * PAGE, 400 * PAGE));

@@ -3,7 +3,7 @@
 //! Version 2 has `memory.events.local` (5.2; before, `memory.events` counts for the groups below as well) and `memory.stat` with the fields
 //! of 5.9; version 1 has `memory.failcnt` and the fields that begin with `total_`. A field that a kernel does not have counts as 0.
 
-use super::{HUGE_PAGE_SIZE, PAGE_SIZE, procfs};
+use super::{PAGE_SIZE, procfs};
 
 /// `memory.stat`, as far as reclaim ahead of demand needs it. In bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -48,28 +48,28 @@ pub fn stat(text: &str, version_1: bool) -> Stat {
 pub struct Taking {
     /// Page cache on the kernel's lists.
     pub files: u64,
-    /// What its tasks have taken so far, in `unit`s: only a difference says something.
+    /// What its tasks have taken so far: only a difference says something. In version 1, where the kernel counts a folio of any size once, it is
+    /// too little for what is read in large ones.
     pub taken: u64,
-    /// Bytes. In version 1 the kernel counts a folio of any size once, and this is how large those are on average that the group has.
-    pub unit: u64,
+    /// In version 1, what of its page cache has come back after it was reclaimed, which is counted by its size (5.9).
+    pub back: u64,
 }
 
 /// What the text of `memory.stat` says of that. `None` where it has not what every kernel's has.
 pub fn taking(text: &str, version_1: bool) -> Option<Taking> {
-    let sum = |one: &str, other: &str| Some(field(text, one)?.saturating_add(field(text, other)?));
+    let pages = |name: &str| field(text, name).map(|pages| pages.saturating_mul(PAGE_SIZE as u64));
+    let files = |inactive: &str, active: &str| Some(field(text, inactive)?.saturating_add(field(text, active)?));
     if version_1 {
-        let (came, went) = (field(text, "total_pgpgin")?, field(text, "total_pgpgout")?);
-        let has = sum("total_cache", "total_rss")?;
         return Some(Taking {
-            files: sum("total_inactive_file", "total_active_file")?,
-            taken: came,
-            unit: (has / came.saturating_sub(went).max(1)).clamp(PAGE_SIZE as u64, HUGE_PAGE_SIZE as u64),
+            files: files("total_inactive_file", "total_active_file")?,
+            taken: pages("total_pgpgin")?,
+            back: pages("total_workingset_refault_file").unwrap_or(0),
         });
     }
     // What it has, and what was reclaimed of it.
-    let reclaimed = field(text, "pgsteal")?.saturating_mul(PAGE_SIZE as u64);
-    let taken = sum("anon", "file")?.saturating_add(reclaimed);
-    Some(Taking { files: sum("inactive_file", "active_file")?, taken, unit: 1 })
+    let has = field(text, "anon")?.saturating_add(field(text, "file")?);
+    let taken = has.saturating_add(pages("pgsteal")?);
+    Some(Taking { files: files("inactive_file", "active_file")?, taken, back: 0 })
 }
 
 /// How often tasks were at the limit, `memory.max` or `memory.high`, so far: the text of `memory.events.local` or `memory.events`. `None` where
@@ -128,14 +128,12 @@ mod tests {
 
     #[test]
     fn what_groups_of_both_versions_take() {
-        assert_eq!(taking(V2, false), Some(Taking { files: 500_000, taken: 4096 + 8192 + 7 * PAGE, unit: 1 }));
-        // 24 KiB in 3 folios; in more than it has; and in none, as a count that goes wrong may say.
-        for (out, unit) in [(6, 2 * PAGE), (0, PAGE), (9, 6 * PAGE), (20, 6 * PAGE)] {
-            let text = format!("{V1}total_rss 16384\ntotal_pgpgin 9\ntotal_pgpgout {out}\n");
-            assert_eq!(taking(&text, true), Some(Taking { files: 500_000, taken: 9, unit }));
-        }
-        let text = format!("{V1}total_rss {}\ntotal_pgpgin 1\ntotal_pgpgout 0\n", 1 << 30);
-        assert_eq!(taking(&text, true).map(|taking| taking.unit), Some(HUGE_PAGE_SIZE as u64));
+        assert_eq!(taking(V2, false), Some(Taking { files: 500_000, taken: 4096 + 8192 + 7 * PAGE, back: 0 }));
+        let text = format!("{V1}total_pgpgin 9\n");
+        let of_v1 = Taking { files: 500_000, taken: 9 * PAGE, back: 1000 * PAGE };
+        assert_eq!(taking(&text, true), Some(of_v1));
+        let old = text.replace("total_workingset_refault_file", "total_workingset_refault");
+        assert_eq!(taking(&old, true), Some(Taking { back: 0, ..of_v1 }));
         for (text, version_1) in
             [("", false), ("", true), (V1, true), (V1, false), (V2, true), ("anon 1\nfile x\n", false)]
         {
