@@ -7,7 +7,7 @@
 //! others take meanwhile is room that it makes for them, down to half of the page cache: they may take back what they have lost before.
 //! One that has less than half may grow up to that, also at others' cost: that is its share.
 //!
-//! A program that begins takes most, too, until it has what it uses again and again. So nobody is held before as much was reclaimed as there is
+//! A program that begins takes most, too, until it has what it uses again and again. So nobody is held before half as much was reclaimed as there is
 //! page cache, since he takes most. Who needs most of the memory is held all the same for a while, and gets a little more all the time as long as
 //! others take nothing: what they have may be of no use to them.
 //!
@@ -29,7 +29,7 @@ const LOST: f64 = 1.0 / 16.0;
 const OTHERS: f64 = 1.0 / 256.0;
 const MORE: f64 = 1.0 / 64.0;
 /// So long it is not the one that takes most, nor is another held, before it may have more again: loads pause.
-const PAUSE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_secs(5);
 /// While less than this share of the most that was reclaimed lately is, nothing counts as taken: the one who takes most of nearly nothing is nobody to
 /// hold. And what is reclaimed of a group is no demand of the machine any more, so it goes on without such demand, until so little is left of
 /// the most that the group has taken.
@@ -151,7 +151,7 @@ impl<G: Clone + Eq> Share<G> {
         let much = all > 0.0 && all >= self.most * LITTLE;
         self.note_run(machine, taker.as_ref().filter(|_| much));
         let has = |taker: &Taker<G>, share: f64| taker.files as f64 >= machine.files as f64 * share;
-        let begins = |taker: &Taker<G>| machine.demand && has(taker, OF_FILES) && self.all_was_taken(machine, taker);
+        let begins = |taker: &Taker<G>| machine.demand && has(taker, OF_FILES) && self.half_was_taken(machine, taker);
         let begins = much && taker.as_ref().is_some_and(begins);
         let little = |held: &Held<G>, taker: &Taker<G>| machine.rate(taker.taken) < held.most * LITTLE;
         self.held = match (self.held.take(), taker) {
@@ -186,9 +186,9 @@ impl<G: Clone + Eq> Share<G> {
         };
     }
 
-    /// Whether as much has been reclaimed as there is page cache, since the group takes most.
-    fn all_was_taken(&self, machine: Machine, taker: &Taker<G>) -> bool {
-        self.run.as_ref().is_some_and(|run| run.group == taker.group && run.reclaimed > machine.files)
+    /// Whether half as much has been reclaimed as there is page cache, since the group takes most.
+    fn half_was_taken(&self, machine: Machine, taker: &Taker<G>) -> bool {
+        self.run.as_ref().is_some_and(|run| run.group == taker.group && run.reclaimed > machine.files / 2)
     }
 }
 
@@ -410,9 +410,9 @@ mod tests {
     /// Somebody who is held by now.
     fn holding(taker: Option<Taker<u8>>) -> Share<u8> {
         let mut law = Share::default();
-        for survey in 0..9 {
+        for survey in 0..5 {
             let held = share(law.note(machine(GIB), taker, Doing::default()));
-            assert_eq!(held.is_some(), survey == 8, "not before more was reclaimed than there is");
+            assert_eq!(held.is_some(), survey == 4, "not before more was reclaimed than half of what there is");
         }
         law
     }
@@ -433,20 +433,20 @@ mod tests {
     #[test]
     fn a_pause_of_a_second_ends_nothing_and_what_others_have_got_is_theirs() {
         let mut law = holding(taker(1, 5 * GIB));
-        for _ in 1..8 {
+        for _ in 1..20 {
             assert_eq!(share(law.note(machine(GIB), None, Doing::default())), Some((1, 5)));
         }
         assert_eq!(share(law.note(machine(GIB), taker(1, 4 * GIB), Doing::default())), Some((1, 4)));
-        for _ in 1..8 {
+        for _ in 1..20 {
             law.note(machine(GIB), None, Doing::default());
         }
         assert_eq!(share(law.note(machine(GIB), None, Doing::default())), None, "it takes nothing any more");
     }
 
     #[test]
-    fn somebody_else_who_takes_most_is_held_instead_as_soon_as_all_there_is_was_taken() {
+    fn somebody_else_who_takes_most_is_held_instead_as_soon_as_half_of_what_there_is_was_taken() {
         let mut law = holding(taker(1, 5 * GIB));
-        let fast = Machine { reclaimed: 4 * GIB, ..machine(GIB) };
+        let fast = Machine { reclaimed: 2 * GIB, ..machine(GIB) };
         for _ in 0..2 {
             assert_eq!(share(law.note(fast, taker(2, 7 * GIB), Doing::default())), Some((1, 5)));
         }
@@ -458,7 +458,7 @@ mod tests {
     fn the_one_that_takes_most_of_next_to_nothing_is_not_held() {
         let mut law = holding(taker(1, 5 * GIB));
         let quiet = Machine { reclaimed: GIB / 20, ..machine(GIB) };
-        for _ in 1..8 {
+        for _ in 1..20 {
             assert_eq!(share(law.note(quiet, taker(2, 5 * GIB), Doing::default())), Some((1, 5)), "it may only pause");
         }
         for _ in 0..20 {
@@ -483,7 +483,7 @@ mod tests {
         for _ in 0..50 {
             assert_eq!(share(law.note(rest, takes(GIB / 8), Doing::default())), Some((1, 5)));
         }
-        for _ in 1..8 {
+        for _ in 1..20 {
             assert!(law.note(rest, takes(GIB / 32), Doing::default()).is_some());
         }
         assert_eq!(share(law.note(rest, takes(GIB / 32), Doing::default())), None);
