@@ -390,8 +390,8 @@ fn passed(since_ns: u64, now_ns: u64) -> Duration {
     Duration::from_nanos(now_ns.saturating_sub(since_ns))
 }
 
-/// The limit that stands for a group which is held to `usage`. What the plan keeps free below the limit is no less than `usage`: nothing is taken
-/// from a group that takes nothing further, and uses what it has again and again.
+/// The limit that stands for a group which is held to `usage`: so far above it that, with the most kept free that may be, `usage` is left. Nothing is
+/// taken from a group that takes nothing further, and uses what it has again and again.
 pub fn limit_of_held(usage: u64, share: f64) -> u64 {
     // What is kept free is a share of the limit, so this comes nearer with each step.
     (0..8).fold(usage, |limit, _| usage.saturating_add(bounds(limit, share, 0).most))
