@@ -76,15 +76,6 @@ pub struct Taker<G> {
     pub others: u64,
 }
 
-/// How the group that is held is doing.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Doing {
-    /// What is kept free of its share, in bytes.
-    pub ahead: u64,
-    /// It is left alone for a while, and has what it can get.
-    pub left_alone: bool,
-}
-
 /// Whether a group takes more than half of what all take, of whom each has taken so much.
 pub fn most(all: u64, taken: impl IntoIterator<Item = u64>) -> Option<usize> {
     let (index, most) = taken.into_iter().enumerate().max_by_key(|&(_, taken)| taken)?;
@@ -138,8 +129,9 @@ impl<G: Clone + Eq> Share<G> {
         self.held.is_some()
     }
 
-    /// Takes note of a survey, and of how the group that is held is `doing`. Says who is held from now on, if anybody.
-    pub fn note(&mut self, machine: Machine, taker: Option<Taker<G>>, doing: Doing) -> Option<&Held<G>> {
+    /// Takes note of a survey, and of whether the group that is held is `left_alone` for a while, and has what it can get. Says who is held from
+    /// now on, if anybody.
+    pub fn note(&mut self, machine: Machine, taker: Option<Taker<G>>, left_alone: bool) -> Option<&Held<G>> {
         if machine.free as f64 > machine.total as f64 * AMPLE {
             self.held = None;
             return None;
@@ -156,7 +148,7 @@ impl<G: Clone + Eq> Share<G> {
         let little = |held: &Held<G>, taker: &Taker<G>| machine.rate(taker.taken) < held.most * LITTLE;
         self.held = match (self.held.take(), taker) {
             (Some(held), Some(taker)) if held.group == taker.group && !little(&held, &taker) => {
-                has(&taker, OF_FILES_LATER).then(|| held.goes_on(machine, &taker, doing))
+                has(&taker, OF_FILES_LATER).then(|| held.goes_on(machine, &taker, left_alone))
             }
             (_, Some(taker)) if begins => Some(Held {
                 share: taker.usage,
@@ -193,12 +185,10 @@ impl<G: Clone + Eq> Share<G> {
 }
 
 impl<G> Held<G> {
-    fn goes_on(self, machine: Machine, taker: &Taker<G>, doing: Doing) -> Held<G> {
-        // What is kept free of it, nobody has taken from it.
-        let has = taker.files.saturating_add(doing.ahead);
-        let lost = (has as f64) < self.files as f64 * (1.0 - LOST);
-        let gained = doing.left_alone && has > self.files;
-        let files = if lost || gained { has } else { self.files };
+    fn goes_on(self, machine: Machine, taker: &Taker<G>, left_alone: bool) -> Held<G> {
+        let lost = (taker.files as f64) < self.files as f64 * (1.0 - LOST);
+        let gained = left_alone && taker.files > self.files;
+        let files = if lost || gained { taker.files } else { self.files };
         let alone = (taker.others as f64) < taker.taken as f64 * OTHERS;
         let more = if alone { (files as f64 * MORE * machine.passed.as_secs_f64()) as u64 } else { 0 };
         let half = (machine.files as f64 * OF_FILES) as u64;
@@ -325,7 +315,7 @@ mod tests {
                 passed: STEP,
                 reclaimed: std::mem::take(&mut self.reclaimed),
             };
-            let held = self.share.note(machine, taker, Doing::default()).copied().filter(|_| self.holds);
+            let held = self.share.note(machine, taker, false).copied().filter(|_| self.holds);
             self.held.push(held.map(|held| held.group));
             held
         }
@@ -411,7 +401,7 @@ mod tests {
     fn holding(taker: Option<Taker<u8>>) -> Share<u8> {
         let mut law = Share::default();
         for survey in 0..5 {
-            let held = share(law.note(machine(GIB), taker, Doing::default()));
+            let held = share(law.note(machine(GIB), taker, false));
             assert_eq!(held.is_some(), survey == 4, "not before more was reclaimed than half of what there is");
         }
         law
@@ -425,22 +415,22 @@ mod tests {
     #[test]
     fn what_was_freed_elsewhere_ends_it() {
         let mut law = holding(taker(1, 5 * GIB));
-        assert_eq!(share(law.note(machine(3 * GIB), taker(1, 5 * GIB), Doing::default())), None);
+        assert_eq!(share(law.note(machine(3 * GIB), taker(1, 5 * GIB), false)), None);
         // What it has then is what it may have.
-        assert_eq!(share(law.note(machine(GIB), taker(1, 6 * GIB), Doing::default())), Some((1, 6)));
+        assert_eq!(share(law.note(machine(GIB), taker(1, 6 * GIB), false)), Some((1, 6)));
     }
 
     #[test]
     fn a_pause_of_a_second_ends_nothing_and_what_others_have_got_is_theirs() {
         let mut law = holding(taker(1, 5 * GIB));
         for _ in 1..20 {
-            assert_eq!(share(law.note(machine(GIB), None, Doing::default())), Some((1, 5)));
+            assert_eq!(share(law.note(machine(GIB), None, false)), Some((1, 5)));
         }
-        assert_eq!(share(law.note(machine(GIB), taker(1, 4 * GIB), Doing::default())), Some((1, 4)));
+        assert_eq!(share(law.note(machine(GIB), taker(1, 4 * GIB), false)), Some((1, 4)));
         for _ in 1..20 {
-            law.note(machine(GIB), None, Doing::default());
+            law.note(machine(GIB), None, false);
         }
-        assert_eq!(share(law.note(machine(GIB), None, Doing::default())), None, "it takes nothing any more");
+        assert_eq!(share(law.note(machine(GIB), None, false)), None, "it takes nothing any more");
     }
 
     #[test]
@@ -448,10 +438,10 @@ mod tests {
         let mut law = holding(taker(1, 5 * GIB));
         let fast = Machine { reclaimed: 2 * GIB, ..machine(GIB) };
         for _ in 0..2 {
-            assert_eq!(share(law.note(fast, taker(2, 7 * GIB), Doing::default())), Some((1, 5)));
+            assert_eq!(share(law.note(fast, taker(2, 7 * GIB), false)), Some((1, 5)));
         }
-        assert_eq!(share(law.note(fast, taker(2, 7 * GIB), Doing::default())), Some((2, 7)));
-        assert_eq!(share(law.note(machine(GIB), taker(2, GIB), Doing::default())), None, "it has little left");
+        assert_eq!(share(law.note(fast, taker(2, 7 * GIB), false)), Some((2, 7)));
+        assert_eq!(share(law.note(machine(GIB), taker(2, GIB), false)), None, "it has little left");
     }
 
     #[test]
@@ -459,16 +449,16 @@ mod tests {
         let mut law = holding(taker(1, 5 * GIB));
         let quiet = Machine { reclaimed: GIB / 20, ..machine(GIB) };
         for _ in 1..20 {
-            assert_eq!(share(law.note(quiet, taker(2, 5 * GIB), Doing::default())), Some((1, 5)), "it may only pause");
+            assert_eq!(share(law.note(quiet, taker(2, 5 * GIB), false)), Some((1, 5)), "it may only pause");
         }
         for _ in 0..20 {
-            assert_eq!(share(law.note(quiet, taker(2, 5 * GIB), Doing::default())), None);
+            assert_eq!(share(law.note(quiet, taker(2, 5 * GIB), false)), None);
         }
         // Much is what is much by now: that it was more once is forgotten.
         for _ in 0..400 {
-            law.note(quiet, taker(2, 5 * GIB), Doing::default());
+            law.note(quiet, taker(2, 5 * GIB), false);
         }
-        assert_eq!(share(law.note(quiet, taker(2, 5 * GIB), Doing::default())), Some((2, 5)));
+        assert_eq!(share(law.note(quiet, taker(2, 5 * GIB), false)), Some((2, 5)));
     }
 
     #[test]
@@ -476,37 +466,32 @@ mod tests {
         let rest = Machine { demand: false, ..machine(GIB) };
         let mut law = Share::default();
         for _ in 0..20 {
-            assert_eq!(share(law.note(rest, taker(1, 5 * GIB), Doing::default())), None, "nobody needs it");
+            assert_eq!(share(law.note(rest, taker(1, 5 * GIB), false)), None, "nobody needs it");
         }
-        law.note(machine(GIB), taker(1, 5 * GIB), Doing::default());
+        law.note(machine(GIB), taker(1, 5 * GIB), false);
         let takes = |taken| taker(1, 5 * GIB).map(|taker| Taker { taken, ..taker });
         for _ in 0..50 {
-            assert_eq!(share(law.note(rest, takes(GIB / 8), Doing::default())), Some((1, 5)));
+            assert_eq!(share(law.note(rest, takes(GIB / 8), false)), Some((1, 5)));
         }
         for _ in 1..20 {
-            assert!(law.note(rest, takes(GIB / 32), Doing::default()).is_some());
+            assert!(law.note(rest, takes(GIB / 32), false).is_some());
         }
-        assert_eq!(share(law.note(rest, takes(GIB / 32), Doing::default())), None);
+        assert_eq!(share(law.note(rest, takes(GIB / 32), false)), None);
     }
 
     #[test]
     fn what_is_no_page_cache_may_grow() {
         let mut law = holding(taker(1, 5 * GIB));
         let grown = taker(1, 5 * GIB).map(|taker| Taker { usage: 9 * GIB, others: GIB, ..taker });
-        assert_eq!(share(law.note(machine(GIB), grown, Doing::default())), Some((1, 8)));
+        assert_eq!(share(law.note(machine(GIB), grown, false)), Some((1, 8)));
     }
 
     #[test]
-    fn what_is_kept_free_of_it_was_taken_by_nobody() {
+    fn what_others_have_is_theirs_but_for_half() {
         let mut law = holding(taker(1, 6 * GIB));
-        let doing = Doing { ahead: GIB, left_alone: false };
-        for _ in 0..50 {
-            assert_eq!(share(law.note(machine(GIB), taker(1, 5 * GIB), doing)), Some((1, 6)));
-        }
-        // Others have the rest, but for half.
         for others in [GIB, 9 * GIB] {
-            let taker = taker(1, 5 * GIB).map(|taker| Taker { others, ..taker });
-            law.note(machine(GIB), taker, doing);
+            let taker = taker(1, 6 * GIB).map(|taker| Taker { others, ..taker });
+            law.note(machine(GIB), taker, false);
         }
         assert_eq!(share(law.held.as_ref()), Some((1, 4)));
     }
@@ -514,9 +499,8 @@ mod tests {
     #[test]
     fn what_it_has_got_while_it_was_left_alone_is_its_share() {
         let mut law = holding(taker(1, 5 * GIB));
-        assert_eq!(share(law.note(machine(GIB), taker(1, 7 * GIB), Doing::default())), Some((1, 5)));
-        let left_alone = Doing { ahead: 0, left_alone: true };
-        assert_eq!(share(law.note(machine(GIB), taker(1, 7 * GIB), left_alone)), Some((1, 7)));
+        assert_eq!(share(law.note(machine(GIB), taker(1, 7 * GIB), false)), Some((1, 5)));
+        assert_eq!(share(law.note(machine(GIB), taker(1, 7 * GIB), true)), Some((1, 7)));
     }
 
     #[test]
@@ -528,7 +512,7 @@ mod tests {
                 let files = law.held.as_ref().map_or(0, |held| held.files);
                 let machine = Machine { passed: STEP * pace, reclaimed: GIB * u64::from(pace), ..machine(GIB) };
                 let taker = taker(1, files).map(|taker| Taker { taken: GIB * u64::from(pace), ..taker });
-                law.note(machine, taker, Doing::default());
+                law.note(machine, taker, false);
             }
             assert_eq!(share(law.held.as_ref()), Some((1, 8)));
         }
@@ -565,7 +549,7 @@ mod tests {
                     others: others * GIB,
                 });
                 let before = law.held;
-                let held = law.note(machine, taker, Doing::default()).copied();
+                let held = law.note(machine, taker, false).copied();
                 if let Some(held) = held {
                     match taker.filter(|taker| taker.group == held.group) {
                         Some(taker) if before.is_some_and(|before| before.group == held.group) => {

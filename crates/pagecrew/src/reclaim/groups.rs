@@ -13,7 +13,7 @@
 use super::group_files::{PIECE, Signal};
 use super::group_member::{Member, Next, Turn};
 use super::group_plan::Pause;
-use super::group_share::{Doing, Held, Share, Taker};
+use super::group_share::{Held, Share, Taker};
 use super::group_support::{self, Unserved};
 use super::group_survey::{Found, Survey};
 use super::group_tree::{Change, Choice, Tree};
@@ -146,8 +146,8 @@ struct GroupPlace {
     member: Option<Box<Member>>,
     /// What it is held to.
     share: Option<u64>,
-    /// As it was at its last turn.
-    doing: Doing,
+    /// For a while, as of its last turn.
+    left_alone: bool,
     /// The kernel has said something that was not looked at yet.
     heard: bool,
 }
@@ -434,12 +434,12 @@ impl Threads {
         let held = match surveys.survey.look(begin, demand) {
             Ok(Found { machine, taker }) => {
                 let meant = |taker: &Taker<PathBuf>| tree.is_some_and(|tree| tree.means(&taker.group));
-                let doing = {
+                let left_alone = {
                     let mut state = self.lock();
                     let held = state.held.clone();
-                    held.and_then(|group| Some(state.place(&group)?.doing)).unwrap_or_default()
+                    held.and_then(|group| state.place(&group)).is_some_and(|place| place.left_alone)
                 };
-                surveys.share.note(machine, taker.filter(meant), doing)
+                surveys.share.note(machine, taker.filter(meant), left_alone)
             }
             // The machine's state is not known, so nobody is held.
             Err(_) => None,
@@ -583,7 +583,7 @@ impl Threads {
                 signal,
                 member: Some(Box::new(member)),
                 share: None,
-                doing: Doing::default(),
+                left_alone: false,
                 heard: false,
             },
         );
@@ -669,7 +669,7 @@ impl Threads {
             state.turns.done(number, next);
             match state.places.get_mut(&number) {
                 Some(place) => {
-                    place.doing = Doing { ahead: turn.ahead, left_alone: turn.left_alone };
+                    place.left_alone = turn.left_alone;
                     place.member = Some(member);
                 }
                 // It was forgotten meanwhile.
