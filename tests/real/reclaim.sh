@@ -231,7 +231,9 @@ disk_in_memory() {
 
 # How often tasks of $group were at its limit.
 times_at_limit() {
-    if [ -e "$group/memory.failcnt" ]; then
+    if [ -e "$group/memory.memsw.failcnt" ]; then
+        echo $(($(cat "$group/memory.failcnt") + $(cat "$group/memory.memsw.failcnt")))
+    elif [ -e "$group/memory.failcnt" ]; then
         cat "$group/memory.failcnt"
     else
         awk '/^max / { print $2 }' "$group/memory.events.local"
@@ -299,10 +301,11 @@ files_of_their_own() {
     [ "$found" -ge 2 ] || fail "$found threads for groups"
 }
 
-# Tasks of a group at its limit reclaim for themselves half as often at most, and whatever the end is, the group is as before.
+# Tasks of a group at its limit reclaim for themselves half as often at most, and whatever the end is, the group is as before. With $1, the group
+# may not swap, as a container's may not.
 reclaim_group() {
     can_reclaim
-    local mount round before began took
+    local mount round before began took may_swap=${1:-yes}
     [ "$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo)" -gt 2000000 ] || skip "takes 2 GB of free memory"
     can_reclaim_groups
     group=$mount/pagecrew-test-$$
@@ -316,6 +319,15 @@ reclaim_group() {
         echo 256M >"$group/memory.max"
     else
         echo 256M >"$group/memory.limit_in_bytes"
+    fi
+    if [ "$may_swap" = no ]; then
+        if [ -e "$group/memory.swap.max" ]; then
+            echo 0 >"$group/memory.swap.max"
+        elif [ -e "$group/memory.memsw.limit_in_bytes" ]; then
+            echo 256M >"$group/memory.memsw.limit_in_bytes"
+        else
+            skip "this kernel does not account swap"
+        fi
     fi
     before=$(settings_of_group)
     for round in TERM TERM KILL; do
@@ -333,6 +345,7 @@ reclaim_group() {
         took=$((($(date +%s%N) - began) / 1000000))
         [ "$round" = KILL ] || echo "$took" >>"$work/took"
         [ "$round" = KILL ] || grep -q 'control groups: .* reclaimed ahead' "$work/log" || fail "nothing was reclaimed: $(cat "$work/log")"
+        grep -o '[0-9]* times their tasks had to' "$work/log" | cut -d ' ' -f 1 >>"$work/noticed" || true
         service=
         wait "$readers" || fail "readers: status $?"
         [ "$(settings_of_group)" = "$before" ] || fail "after SIG$round: $(settings_of_group), and before: $before"
@@ -343,6 +356,9 @@ reclaim_group() {
     [ "$(middle "$work/without")" -ge 50 ] || skip "tasks were at the limit $(middle "$work/without") times only"
     [ $((2 * $(middle "$work/with"))) -le "$(middle "$work/without")" ] ||
         fail "at the limit $(tr '\n' ' ' <"$work/with")times, and $(tr '\n' ' ' <"$work/without")without"
+    # What counts is whether it was noticed.
+    [ "$(middle "$work/with")" -lt 50 ] || grep -q '[1-9]' "$work/noticed" ||
+        fail "at the limit $(tr '\n' ' ' <"$work/with")times, and none was noticed"
     # Nobody is in it, and nothing of ours.
     eventually rmdir "$group" || fail "the group can't be removed"
     if [ -n "$keeper" ]; then
@@ -420,6 +436,7 @@ reclaim_behind() {
 
 add reclaim/rest 60 reclaim_rest
 add reclaim/group 300 reclaim_group
+add reclaim/group/swapless 300 reclaim_group no
 [ -n "${guest:-}" ] || long=yes
 add reclaim/demand 300 reclaim_demand
 add reclaim/hog 300 reclaim_hog

@@ -48,7 +48,7 @@ impl Hierarchy {
         })
     }
 
-    /// A new group, for at most `limit` bytes of memory and no swap if there is one.
+    /// A new group, for at most `limit` bytes of memory if there is one.
     ///
     /// # Errors
     /// If it can't be made.
@@ -57,17 +57,11 @@ impl Hierarchy {
         let kept = Kept::group(&path)?;
         let group = Group { path, version: self.version, kept };
         let Some(limit) = limit.map(|limit| limit.to_string()) else { return Ok(group) };
-        // Without swap in the kernel, the files about it are missing.
-        match self.version {
-            Version::One => {
-                group.write("memory.limit_in_bytes", &limit)?;
-                group.write_if_there("memory.memsw.limit_in_bytes", &limit)?;
-            }
-            Version::Two => {
-                group.write("memory.max", &limit)?;
-                group.write_if_there("memory.swap.max", "0")?;
-            }
-        }
+        let file = match self.version {
+            Version::One => "memory.limit_in_bytes",
+            Version::Two => "memory.max",
+        };
+        group.write(file, &limit)?;
         Ok(group)
     }
 }
@@ -104,6 +98,18 @@ impl Group {
         // SAFETY: the closure makes system calls and touches no memory but its own string.
         unsafe { command.pre_exec(enter) };
         Ok(())
+    }
+
+    /// Nothing of it is swapped from now on. `limit` is the one that it has.
+    ///
+    /// # Errors
+    /// If the kernel refuses that.
+    pub fn keep_from_swap(&self, limit: usize) -> Result<()> {
+        // Without swap in the kernel, there is no such file.
+        match self.version {
+            Version::One => self.write_if_there("memory.memsw.limit_in_bytes", &limit.to_string()),
+            Version::Two => self.write_if_there("memory.swap.max", "0"),
+        }
     }
 
     /// The most memory that the group ever used, in MiB; `None` where the kernel doesn't tell (version 2 before 5.19).

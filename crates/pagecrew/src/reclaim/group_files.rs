@@ -91,6 +91,7 @@ pub struct Found {
 pub struct Files {
     usage: File,
     limits: Vec<File>,
+    with_swap: Option<WithSwap>,
     stalls: Stalls,
     stat: File,
     pressure: Option<File>,
@@ -100,6 +101,26 @@ pub struct Files {
     protections: Vec<File>,
     reclaim: Reclaim,
     room: Vec<u8>,
+}
+
+/// Version 1 has a limit of memory and swap together as well, where it accounts swap. The kernel charges that one first: where both limits are the
+/// same, as in a container that may not swap, it alone counts how often tasks were at it.
+#[derive(Debug)]
+struct WithSwap {
+    usage: File,
+    limit: File,
+    failures: File,
+}
+
+impl WithSwap {
+    fn open(group: &Group) -> Option<WithSwap> {
+        let read = |name: &str| File::open(group.path().join(name)).ok();
+        Some(WithSwap {
+            usage: read("memory.memsw.usage_in_bytes")?,
+            limit: read("memory.memsw.limit_in_bytes")?,
+            failures: read("memory.memsw.failcnt")?,
+        })
+    }
 }
 
 #[derive(Debug)]
@@ -144,6 +165,7 @@ impl Files {
             Version::V1 => Ok(Files {
                 usage: read("memory.usage_in_bytes")?,
                 limits: vec![read("memory.limit_in_bytes")?],
+                with_swap: WithSwap::open(group),
                 stalls: Stalls::FailureCount(read("memory.failcnt")?),
                 stat: read("memory.stat")?,
                 pressure: None,
@@ -161,6 +183,7 @@ impl Files {
             Version::V2 => Ok(Files {
                 usage: read("memory.current")?,
                 limits: optional(&["memory.high", "memory.max"]),
+                with_swap: None,
                 stalls: Stalls::Events(signal.clone()),
                 stat: read("memory.stat")?,
                 pressure: read("memory.pressure").ok(),
@@ -179,7 +202,13 @@ impl Files {
     /// `ENODEV` if the group has gone.
     pub fn look(&mut self) -> Result<Found, Errno> {
         let room = &mut self.room;
-        let usage = number(&self.usage, room)?.ok_or(Errno(libc::EILSEQ))?;
+        let mut only = |file: &File| number(file, &mut *room)?.ok_or(Errno(libc::EILSEQ));
+        // First, so that what is charged meanwhile does not count as swapped.
+        let with_swap = match &self.with_swap {
+            Some(WithSwap { usage, limit, failures }) => Some((only(usage)?, only(limit)?, only(failures)?)),
+            None => None,
+        };
+        let usage = only(&self.usage)?;
         let mut limit = NO_LIMIT;
         for file in &self.limits {
             limit = limit.min(number(file, room)?.unwrap_or(NO_LIMIT));
@@ -188,7 +217,14 @@ impl Files {
             Stalls::FailureCount(file) => number(file, room)?,
             Stalls::Events(signal) => group_memory::times_at_limit(text(&signal.file, room)?),
         };
-        Ok(Found { limit: (limit < NO_LIMIT).then_some(limit), usage, stalls: stalls.ok_or(Errno(libc::EILSEQ))? })
+        let mut stalls = stalls.ok_or(Errno(libc::EILSEQ))?;
+        if let Some((with_swap, limit_with_swap, failures)) = with_swap {
+            if limit_with_swap < NO_LIMIT {
+                limit = limit.min(limit_with_swap.saturating_sub(with_swap.saturating_sub(usage)));
+            }
+            stalls = stalls.saturating_add(failures);
+        }
+        Ok(Found { limit: (limit < NO_LIMIT).then_some(limit), usage, stalls })
     }
 
     /// What takes tens of microseconds to find out, and more on machines with many CPUs: the kernel adds up what each of them has counted.
@@ -408,6 +444,32 @@ mod tests {
         assert_eq!(files.look(), Ok(Found { limit: Some(256 * MIB), usage: 250 * MIB, stalls: 9 }));
         assert_eq!(files.detail(), Ok(Detail { spare: 8000, ..Detail::default() }));
         assert_eq!(files.reclaim(MIB, None), Err(Errno(libc::ENOSYS)));
+        made_up.write("memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(files.look().unwrap().limit, None);
+    }
+
+    #[test]
+    fn in_version_1_the_limit_of_memory_and_swap_counts_too() {
+        let made_up = MadeUp::new(&[
+            ("cgroup.procs", ""),
+            ("memory.usage_in_bytes", "209715200\n"),
+            ("memory.limit_in_bytes", "268435456\n"),
+            ("memory.failcnt", "2\n"),
+            ("memory.memsw.usage_in_bytes", "209715200\n"),
+            ("memory.memsw.limit_in_bytes", "268435456\n"),
+            ("memory.memsw.failcnt", "9\n"),
+            ("memory.stat", ""),
+            ("memory.force_empty", ""),
+        ]);
+        let mut files = made_up.open().unwrap();
+        assert_eq!(files.look(), Ok(Found { limit: Some(256 * MIB), usage: 200 * MIB, stalls: 11 }));
+        // What is swapped takes room, too.
+        made_up.write("memory.memsw.usage_in_bytes", "262144000\n");
+        assert_eq!(files.look(), Ok(Found { limit: Some(206 * MIB), usage: 200 * MIB, stalls: 11 }));
+        made_up.write("memory.memsw.limit_in_bytes", "536870912\n");
+        assert_eq!(files.look().unwrap().limit, Some(256 * MIB));
+        made_up.write("memory.memsw.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(files.look().unwrap().limit, Some(256 * MIB));
         made_up.write("memory.limit_in_bytes", "9223372036854771712\n");
         assert_eq!(files.look().unwrap().limit, None);
     }
