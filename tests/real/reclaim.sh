@@ -231,9 +231,7 @@ disk_in_memory() {
 
 # How often tasks of $group were at its limit.
 times_at_limit() {
-    if [ -e "$group/memory.memsw.failcnt" ]; then
-        echo $(($(cat "$group/memory.failcnt") + $(cat "$group/memory.memsw.failcnt")))
-    elif [ -e "$group/memory.failcnt" ]; then
+    if [ -e "$group/memory.failcnt" ]; then
         cat "$group/memory.failcnt"
     else
         awk '/^max / { print $2 }' "$group/memory.events.local"
@@ -301,11 +299,10 @@ files_of_their_own() {
     [ "$found" -ge 2 ] || fail "$found threads for groups"
 }
 
-# Tasks of a group at its limit reclaim for themselves half as often at most, and whatever the end is, the group is as before. With $1, the group
-# may not swap, as a container's may not.
+# Tasks of a group at its limit reclaim for themselves half as often at most, and whatever the end is, the group is as before.
 reclaim_group() {
     can_reclaim
-    local mount round before began took may_swap=${1:-yes}
+    local mount round before began took
     [ "$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo)" -gt 2000000 ] || skip "takes 2 GB of free memory"
     can_reclaim_groups
     group=$mount/pagecrew-test-$$
@@ -319,15 +316,6 @@ reclaim_group() {
         echo 256M >"$group/memory.max"
     else
         echo 256M >"$group/memory.limit_in_bytes"
-    fi
-    if [ "$may_swap" = no ]; then
-        if [ -e "$group/memory.swap.max" ]; then
-            echo 0 >"$group/memory.swap.max"
-        elif [ -e "$group/memory.memsw.limit_in_bytes" ]; then
-            echo 256M >"$group/memory.memsw.limit_in_bytes"
-        else
-            skip "this kernel does not account swap"
-        fi
     fi
     before=$(settings_of_group)
     for round in TERM TERM KILL; do
@@ -436,7 +424,6 @@ reclaim_behind() {
 
 add reclaim/rest 60 reclaim_rest
 add reclaim/group 300 reclaim_group
-add reclaim/group/swapless 300 reclaim_group no
 [ -n "${guest:-}" ] || long=yes
 add reclaim/demand 300 reclaim_demand
 add reclaim/hog 300 reclaim_hog

@@ -25,7 +25,7 @@ use crate::sys::Errno;
 use crate::sys::clock::{now_ns, thread_cpu_ns, timespec};
 use crate::sys::interrupt::Interrupter;
 use crate::sys::thread::part_with;
-use crate::sys::{process, tracepoint};
+use crate::sys::{process, sched, tracepoint};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -42,8 +42,11 @@ use std::time::Duration;
 const RETRY: Duration = Duration::from_secs(60);
 /// So many groups are served at most.
 const GROUPS_MOST: usize = 1000;
-/// Writers, at most; and no more than CPUs.
+/// Writers, at most; and no more than half as many as CPUs, so that the other half is always left to those who work.
 const WRITERS_MOST: usize = 8;
+/// How nice a writer is. Among readers that want all CPUs, an ordinary thread gets to run when it is its turn: by then the room is used up. What
+/// a writer does, those who wait would otherwise do.
+const NICE: i32 = -8;
 /// Of all CPUs, so much is for writers, over some seconds.
 const CPUS: f64 = 0.5;
 /// At the end, writers are waited for so long. They have nothing to undo.
@@ -287,7 +290,7 @@ impl Groups {
         let (begun, has_begun) = channel();
         let of_listener = bell.clone();
         let life = move |shared: Arc<Shared>| {
-            let threads = Threads::begin(shared, of_listener.as_fd(), cpus.min(WRITERS_MOST));
+            let threads = Threads::begin(shared, of_listener.as_fd(), (cpus / 2).clamp(1, WRITERS_MOST));
             drop(of_listener);
             let _ = begun.send(threads.as_ref().map(drop).map_err(|errno| *errno));
             if let Ok(threads) = threads {
@@ -627,6 +630,8 @@ impl Threads {
 
     /// The life of a writer.
     fn writer(&self) {
+        // Where that is refused, it is as urgent as others.
+        let _ = sched::set_nice_of(0, NICE);
         // Groups of version 1 need one, and are not served without.
         let mut interrupter = None;
         let mut state = self.lock();
