@@ -104,7 +104,7 @@ pub struct Files {
 }
 
 /// Version 1 has a limit of memory and swap together as well, where it accounts swap. The kernel charges that one first: where both limits are the
-/// same, as in a container that may not swap, it alone counts how often tasks were at it (up to Linux 6.14; later ones don't count).
+/// same, as in a container that may not swap, it alone counts how often tasks were at it (Linux 6.18 does not).
 #[derive(Debug)]
 struct WithSwap {
     usage: File,
