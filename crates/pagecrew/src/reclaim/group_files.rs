@@ -353,6 +353,17 @@ mod tests {
             ])
         }
 
+        fn v1() -> MadeUp {
+            MadeUp::new(&[
+                ("cgroup.procs", ""),
+                ("memory.usage_in_bytes", "262144000\n"),
+                ("memory.limit_in_bytes", "268435456\n"),
+                ("memory.failcnt", "9\n"),
+                ("memory.stat", "inactive_file 1\ntotal_inactive_file 9000\ntotal_dirty 1000\n"),
+                ("memory.force_empty", ""),
+            ])
+        }
+
         fn write(&self, name: &str, text: &str) {
             fs::write(self.0.path().join(name), text).unwrap();
         }
@@ -432,14 +443,7 @@ mod tests {
 
     #[test]
     fn a_group_of_version_1() {
-        let made_up = MadeUp::new(&[
-            ("cgroup.procs", ""),
-            ("memory.usage_in_bytes", "262144000\n"),
-            ("memory.limit_in_bytes", "268435456\n"),
-            ("memory.failcnt", "9\n"),
-            ("memory.stat", "inactive_file 1\ntotal_inactive_file 9000\ntotal_dirty 1000\n"),
-            ("memory.force_empty", ""),
-        ]);
+        let made_up = MadeUp::v1();
         let mut files = made_up.open().unwrap();
         assert_eq!(files.look(), Ok(Found { limit: Some(256 * MIB), usage: 250 * MIB, stalls: 9 }));
         assert_eq!(files.detail(), Ok(Detail { spare: 8000, ..Detail::default() }));
@@ -450,17 +454,11 @@ mod tests {
 
     #[test]
     fn in_version_1_the_limit_of_memory_and_swap_counts_too() {
-        let made_up = MadeUp::new(&[
-            ("cgroup.procs", ""),
-            ("memory.usage_in_bytes", "209715200\n"),
-            ("memory.limit_in_bytes", "268435456\n"),
-            ("memory.failcnt", "2\n"),
-            ("memory.memsw.usage_in_bytes", "209715200\n"),
-            ("memory.memsw.limit_in_bytes", "268435456\n"),
-            ("memory.memsw.failcnt", "9\n"),
-            ("memory.stat", ""),
-            ("memory.force_empty", ""),
-        ]);
+        let made_up = MadeUp::v1();
+        made_up.write("memory.usage_in_bytes", "209715200\n");
+        made_up.write("memory.memsw.usage_in_bytes", "209715200\n");
+        made_up.write("memory.memsw.limit_in_bytes", "268435456\n");
+        made_up.write("memory.memsw.failcnt", "2\n");
         let mut files = made_up.open().unwrap();
         assert_eq!(files.look(), Ok(Found { limit: Some(256 * MIB), usage: 200 * MIB, stalls: 11 }));
         // What is swapped takes room, too.

@@ -42,12 +42,12 @@ use std::time::Duration;
 const RETRY: Duration = Duration::from_secs(60);
 /// So many groups are served at most.
 const GROUPS_MOST: usize = 1000;
-/// Writers, at most; and no more than half as many as CPUs, so that the other half is always left to those who work.
+/// Writers, at most; and no more than half as many as CPUs, so that the other half is always left to those who work (but for the only one).
 const WRITERS_MOST: usize = 8;
 /// How nice a writer is. Among readers that want all CPUs, an ordinary thread gets to run when it is its turn: by then the room is used up. What
 /// a writer does, those who wait would otherwise do.
 const NICE: i32 = -8;
-/// Of all CPUs, so much is for writers, over some seconds.
+/// Of all CPUs, so much is for writers, over some seconds. It binds where there is one.
 const CPUS: f64 = 0.5;
 /// At the end, writers are waited for so long. They have nothing to undo.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -255,7 +255,8 @@ impl Shared {
 }
 
 impl Groups {
-    /// Begins. To be called by a thread of the ordinary class.
+    /// Begins. To be called by a thread of the ordinary class. Those who reclaim come before ordinary threads, where this process may do that
+    /// (`CAP_SYS_NICE`).
     ///
     /// # Errors
     /// Where groups can't be served here; see [`Unserved`].
