@@ -100,14 +100,17 @@ impl Group {
         Ok(())
     }
 
-    /// Nothing of it is swapped from now on. `limit` is the one that it has.
+    /// Nothing of it is swapped from now on.
     ///
     /// # Errors
     /// If the kernel refuses that.
-    pub fn keep_from_swap(&self, limit: usize) -> Result<()> {
+    pub fn keep_from_swap(&self) -> Result<()> {
         // Without swap in the kernel, there is no such file.
         match self.version {
-            Version::One => self.write_if_there("memory.memsw.limit_in_bytes", &limit.to_string()),
+            Version::One => {
+                let limit = fs::read_to_string(self.path.join("memory.limit_in_bytes"))?;
+                self.write_if_there("memory.memsw.limit_in_bytes", limit.trim())
+            }
             Version::Two => self.write_if_there("memory.swap.max", "0"),
         }
     }

@@ -87,7 +87,7 @@ fn ended(rounds: &Rounds) -> f64 {
 /// One run in a group of its own.
 fn one(hierarchy: &Hierarchy, contestant: &str, bytes: usize, rounds: usize) -> Result<Vec<f64>> {
     let group = hierarchy.group("stress", Some(bytes / 2))?;
-    group.keep_from_swap(bytes / 2)?;
+    group.keep_from_swap()?;
     let setting = match contestant {
         SHRINKER => Some(Kept::setting(Path::new(MAX_PTES_NONE), THRESHOLD)?),
         _ => None,
