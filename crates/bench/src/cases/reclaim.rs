@@ -1,6 +1,6 @@
 //! Readers of a fast disk on a machine with little free memory: how often they have to reclaim for themselves, and how long they take.
 
-use super::Setting;
+use super::{Only, Setting};
 use crate::contest::{against_the_first, alternate};
 use crate::contestant::Contestant;
 use crate::group::{Group, Hierarchy};
@@ -9,9 +9,10 @@ use crate::program::{Running, pagecrew, run as run_program, worker};
 use crate::report::Report;
 use crate::row::{Bar, Comparison};
 use crate::worker::{DELAYS, Delays, file_of_neighbour, files_of_disk};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use pagecrew::sys::procfs;
 use pagecrew::units::Bytes;
+use std::fmt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -142,7 +143,70 @@ fn contestants(quick: bool) -> Vec<Contestant> {
     names.iter().map(|name| Contestant::plain(name)).collect()
 }
 
+/// What is measured, by the load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Case {
+    /// So many readers with nothing beside them.
+    Readers(usize),
+    /// Readers beside a program with a working set of its own.
+    Neighbour,
+    /// The same, each in a control group of its own without limits.
+    Apart,
+    /// Threads that do something else with the files: a kind of the load's, and what it does.
+    Other(&'static str, &'static str),
+    /// Programs that need half as much again as there is, with swap in compressed memory.
+    Swapping,
+    /// Readers in a control group at its limit.
+    AtLimit,
+    /// What is kept free while nobody needs it.
+    Rest,
+}
+
+impl Case {
+    /// All of a run, in its order.
+    fn all(quick: bool) -> Vec<Case> {
+        let neighbours = [Case::Neighbour, Case::Apart];
+        if quick {
+            return [&[Case::Readers(8)][..], &neighbours].concat();
+        }
+        let others = [("mapped", "mapped files"), ("written", "files written over"), ("names", "names looked up")]
+            .map(|(kind, what)| Case::Other(kind, what));
+        let rest = [Case::Swapping, Case::AtLimit, Case::Rest];
+        [&[8, 16, 64].map(Case::Readers)[..], &neighbours, &others, &rest].concat()
+    }
+
+    /// Those of a run that are wanted.
+    fn wanted(quick: bool, only: &Only) -> Result<Vec<Case>> {
+        let among = |quick| -> Vec<Case> {
+            Case::all(quick).into_iter().filter(|case| only.wants(&case.to_string())).collect()
+        };
+        let wanted = among(quick);
+        if wanted.is_empty() {
+            if let Some(case) = among(false).first() {
+                bail!("the case '{case}' of the bench '{BENCH}' is not part of a quick run");
+            }
+            bail!("no case of the bench '{BENCH}' has all of these texts in its name");
+        }
+        Ok(wanted)
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Case::Readers(readers) => write!(f, "{readers} readers"),
+            Case::Neighbour => write!(f, "{BESIDE} readers beside a neighbour"),
+            Case::Apart => write!(f, "{BESIDE} readers beside a neighbour, in groups"),
+            Case::Other(_, what) => write!(f, "{BESIDE} threads, {what}"),
+            Case::Swapping => f.write_str("2 threads that swap to zram"),
+            Case::AtLimit => write!(f, "{BESIDE} readers at the limit of their group"),
+            Case::Rest => f.write_str("free at rest"),
+        }
+    }
+}
+
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
+    let wanted = Case::wanted(setting.quick, &setting.only)?;
     if let Some(reason) = refusal()? {
         report.note(&format!("the bench of reclaim is left out: {reason}"));
         return Ok(());
@@ -163,19 +227,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
         }
         let (files, own) = (files_of_disk(base.path()), file_of_neighbour(base.path()));
         let scene = Scene { files: &files, own: &own, timed: accounting.is_ok(), setting };
-        scene.loads(report)?;
-        scene.neighbour(None, report)?;
-        match Hierarchy::find() {
-            Some(hierarchy) => scene.neighbour(Some(&hierarchy), report)?,
-            None => report.note("neighbours in groups are left out: no control groups for memory"),
-        }
-        if !setting.quick {
-            scene.others(report)?;
-            scene.swapping(left, report)?;
-            scene.at_limit(report)?;
-        }
-        scene.rest(report)?;
-        ensure!(!setting.only.matched_nothing(), "no case of the bench '{BENCH}' has all of these texts in its name");
+        scene.measure(&wanted, left, report)?;
         accounting.map_or(Ok(()), Kept::undo)
     });
     disk.undo().and(result)
@@ -237,53 +289,71 @@ struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    fn loads(&self, report: &mut Report) -> Result<()> {
-        let Scene { files, setting, .. } = *self;
-        let contestants = possible(files, contestants(setting.quick), report);
-        for &readers in if setting.quick { &[8][..] } else { &[8, 16, 64] } {
-            let what = format!("{readers} readers");
-            if !setting.only.wants(&what) {
-                continue;
-            }
-            let results = alternate(report, &what, setting.repetitions(), &contestants, |contestant| {
-                // What is free is what the kernel's own settings keep free.
-                load(files, readers, &Change::Nothing)?;
-                let change = Change::make(&contestant.name)?;
-                std::thread::sleep(PAUSE);
-                let first = load(files, readers, &change);
-                std::thread::sleep(PAUSE);
-                let steady = load(files, readers, &change);
-                change.undo()?;
-                Ok([first?, steady?].concat())
-            })?;
-            for (when, from) in [("after rest", 0), ("steady", FIGURES)] {
-                let bars = |peer: &Contestant, stock: f64, others: f64| {
-                    Bar::Ratio(if peer.name == STOCK { stock } else { others })
-                };
-                let of = |what: &str| format!("{readers} readers, {when}: {what}");
-                let stalls = |peer: &Contestant| {
-                    Comparison::new(BENCH, of("direct reclaims"), "").resolution(1.0).bar(bars(peer, 100.0, 1.0))
-                };
-                let time = |peer: &Contestant| Comparison::new(BENCH, of("time"), "s").bar(bars(peer, 1.3, 0.98));
-                let reclaimed =
-                    |_: &Contestant| Comparison::new(BENCH, of("reclaimed by the readers"), "MiB").resolution(0.1);
-                let cpu = |_: &Contestant| Comparison::new(BENCH, of("CPU time of the machine"), "s").resolution(0.1);
-                let rows = against_the_first(stalls, &contestants, &results, from + 1)
-                    .chain(against_the_first(time, &contestants, &results, from))
-                    .chain(against_the_first(reclaimed, &contestants, &results, from + 2))
-                    .chain(against_the_first(cpu, &contestants, &results, from + 3));
-                for row in rows {
-                    report.row(row)?;
+    /// `left` is how much of the memory is not taken.
+    fn measure(&self, cases: &[Case], left: usize, report: &mut Report) -> Result<()> {
+        let hierarchy = Hierarchy::find();
+        let mut all = None;
+        for &case in cases {
+            match (case, &hierarchy) {
+                (Case::Readers(readers), _) => {
+                    let all = all.get_or_insert_with(|| possible(self.files, contestants(self.setting.quick), report));
+                    self.readers(readers, all, report)?;
                 }
-                let waiting = |peer: &Contestant| {
-                    Comparison::new(BENCH, of("their time in reclaim"), "s")
-                        .resolution(0.001)
-                        .bar(bars(peer, 100.0, 1.0))
-                };
-                if self.timed {
-                    for row in against_the_first(waiting, &contestants, &results, from + 4) {
-                        report.row(row)?;
-                    }
+                (Case::Neighbour, _) => self.neighbour(case, None, report)?,
+                (Case::Apart, Some(hierarchy)) => self.neighbour(case, Some(hierarchy), report)?,
+                (Case::AtLimit, Some(hierarchy)) => self.at_limit(case, hierarchy, report)?,
+                (Case::Apart | Case::AtLimit, None) => {
+                    report.note(&format!("'{case}' is left out: no control groups for memory"))
+                }
+                (Case::Other(kind, _), _) => {
+                    self.beside_stock(case, report, || run_program(&mut load_of(self.files, BESIDE, kind))?.figures())?
+                }
+                (Case::Swapping, _) => self.swapping(case, left, report)?,
+                (Case::Rest, _) => self.rest(case, report)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn readers(&self, readers: usize, contestants: &[Contestant], report: &mut Report) -> Result<()> {
+        let Scene { files, setting, .. } = *self;
+        let what = Case::Readers(readers).to_string();
+        let results = alternate(report, &what, setting.repetitions(), contestants, |contestant| {
+            // What is free is what the kernel's own settings keep free.
+            load(files, readers, &Change::Nothing)?;
+            let change = Change::make(&contestant.name)?;
+            std::thread::sleep(PAUSE);
+            let first = load(files, readers, &change);
+            std::thread::sleep(PAUSE);
+            let steady = load(files, readers, &change);
+            change.undo()?;
+            Ok([first?, steady?].concat())
+        })?;
+        for (when, from) in [("after rest", 0), ("steady", FIGURES)] {
+            let bars = |peer: &Contestant, stock: f64, others: f64| {
+                Bar::Ratio(if peer.name == STOCK { stock } else { others })
+            };
+            let of = |what: &str| format!("{readers} readers, {when}: {what}");
+            let stalls = |peer: &Contestant| {
+                Comparison::new(BENCH, of("direct reclaims"), "").resolution(1.0).bar(bars(peer, 100.0, 1.0))
+            };
+            let time = |peer: &Contestant| Comparison::new(BENCH, of("time"), "s").bar(bars(peer, 1.3, 0.98));
+            let reclaimed =
+                |_: &Contestant| Comparison::new(BENCH, of("reclaimed by the readers"), "MiB").resolution(0.1);
+            let cpu = |_: &Contestant| Comparison::new(BENCH, of("CPU time of the machine"), "s").resolution(0.1);
+            let rows = against_the_first(stalls, contestants, &results, from + 1)
+                .chain(against_the_first(time, contestants, &results, from))
+                .chain(against_the_first(reclaimed, contestants, &results, from + 2))
+                .chain(against_the_first(cpu, contestants, &results, from + 3));
+            for row in rows {
+                report.row(row)?;
+            }
+            let waiting = |peer: &Contestant| {
+                Comparison::new(BENCH, of("their time in reclaim"), "s").resolution(0.001).bar(bars(peer, 100.0, 1.0))
+            };
+            if self.timed {
+                for row in against_the_first(waiting, contestants, &results, from + 4) {
+                    report.row(row)?;
                 }
             }
         }
@@ -292,16 +362,13 @@ impl Scene<'_> {
 
     /// What the readers do to a program that has half of what is left to the page cache as its working set, and allocates a little all the time.
     /// `apart` has each of the two in a control group of its own, without limits.
-    fn neighbour(&self, apart: Option<&Hierarchy>, report: &mut Report) -> Result<()> {
+    fn neighbour(&self, case: Case, apart: Option<&Hierarchy>, report: &mut Report) -> Result<()> {
         let Scene { files, own, setting, .. } = *self;
         let mut contestants = contestants(true);
         if apart.is_some() && !setting.quick {
             contestants.push(Contestant::plain(GROUP));
         }
-        let what = format!("{BESIDE} readers beside a neighbour{}", if apart.is_some() { ", in groups" } else { "" });
-        if !setting.only.wants(&what) {
-            return Ok(());
-        }
+        let what = case.to_string();
         let results = alternate(report, &what, setting.repetitions(), &contestants, |contestant| {
             load(files, BESIDE, &Change::Nothing)?;
             let change = Change::make(&contestant.name)?;
@@ -372,24 +439,8 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// Loads that are none of readers: none is to be worse than stock.
-    fn others(&self, report: &mut Report) -> Result<()> {
-        let loads = [("mapped", "mapped files"), ("written", "files written over"), ("names", "names looked up")];
-        for (kind, what) in loads {
-            let what = format!("{BESIDE} threads, {what}");
-            if self.setting.only.wants(&what) {
-                self.beside_stock(&what, report, || run_program(&mut load_of(self.files, BESIDE, kind))?.figures())?;
-            }
-        }
-        Ok(())
-    }
-
     /// Programs that need half as much again as there is, with swap in compressed memory.
-    fn swapping(&self, left: usize, report: &mut Report) -> Result<()> {
-        let what = "2 threads that swap to zram";
-        if !self.setting.only.wants(what) {
-            return Ok(());
-        }
+    fn swapping(&self, case: Case, left: usize, report: &mut Report) -> Result<()> {
         let swap = match Kept::swap(2 * left) {
             Ok(swap) => swap,
             Err(error) => {
@@ -399,14 +450,15 @@ impl Scene<'_> {
         };
         let arguments = ["load-memory", &(left / 2 * 3).to_string(), "2"];
         let result = self
-            .beside_stock(what, report, || run_program(&mut worker(&Contestant::plain("load"), &arguments))?.figures());
+            .beside_stock(case, report, || run_program(&mut worker(&Contestant::plain("load"), &arguments))?.figures());
         swap.undo().and(result)
     }
 
     /// What a load costs with each of the contestants of a quick run. The first time of each is not counted.
-    fn beside_stock(&self, what: &str, report: &mut Report, load: impl Fn() -> Result<Vec<f64>>) -> Result<()> {
+    fn beside_stock(&self, case: Case, report: &mut Report, load: impl Fn() -> Result<Vec<f64>>) -> Result<()> {
+        let what = case.to_string();
         let contestants = contestants(true);
-        let results = alternate(report, what, self.setting.repetitions(), &contestants, |contestant| {
+        let results = alternate(report, &what, self.setting.repetitions(), &contestants, |contestant| {
             load()?;
             let change = Change::make(&contestant.name)?;
             std::thread::sleep(PAUSE);
@@ -430,13 +482,9 @@ impl Scene<'_> {
     }
 
     /// Readers in a control group at its own limit.
-    fn at_limit(&self, report: &mut Report) -> Result<()> {
-        let Some(hierarchy) = Hierarchy::find() else { return Ok(()) };
+    fn at_limit(&self, case: Case, hierarchy: &Hierarchy, report: &mut Report) -> Result<()> {
         let contestants = [OURS, STOCK].map(Contestant::plain);
-        let what = format!("{BESIDE} readers at the limit of their group");
-        if !self.setting.only.wants(&what) {
-            return Ok(());
-        }
+        let what = case.to_string();
         let results = alternate(report, &what, self.setting.repetitions(), &contestants, |contestant| {
             let change = Change::make(&contestant.name)?;
             let group = hierarchy.group("limited", Some(LIMIT))?;
@@ -469,14 +517,10 @@ impl Scene<'_> {
     }
 
     /// What is kept free while nobody needs it.
-    fn rest(&self, report: &mut Report) -> Result<()> {
-        let Scene { files, setting, .. } = *self;
-        let what = "free at rest";
-        if setting.quick || !setting.only.wants(what) {
-            return Ok(());
-        }
+    fn rest(&self, case: Case, report: &mut Report) -> Result<()> {
+        let files = self.files;
         let contestants = contestants(true);
-        let results = alternate(report, what, 3, &contestants, |contestant| {
+        let results = alternate(report, &case.to_string(), 3, &contestants, |contestant| {
             load(files, 8, &Change::Nothing)?;
             let change = Change::make(&contestant.name)?;
             std::thread::sleep(PAUSE);
@@ -509,6 +553,18 @@ mod tests {
             let names: Vec<String> = contestants(quick).into_iter().map(|contestant| contestant.name).collect();
             assert_eq!(names[..2], [OURS, STOCK]);
         }
+    }
+
+    #[test]
+    fn the_cases_that_are_wanted() {
+        let wanted = |quick, text: &str| Case::wanted(quick, &Only::new(&[text.to_string()]));
+        assert_eq!(wanted(false, "").unwrap(), Case::all(false));
+        assert_eq!(wanted(true, "8 READERS").unwrap(), Case::all(true));
+        assert_eq!(wanted(false, "in groups").unwrap(), [Case::Apart]);
+        let refusal = |quick, text| wanted(quick, text).unwrap_err().to_string();
+        let not_quick = "the case '2 threads that swap to zram' of the bench 'reclaim' is not part of a quick run";
+        assert_eq!(refusal(true, "zram"), not_quick);
+        assert!(refusal(false, "nonsense").starts_with("no case"));
     }
 
     #[test]
