@@ -11,6 +11,9 @@
 //! page cache, since he takes most. Who needs most of the memory is held all the same for a while, and gets a little more all the time as long as
 //! others take nothing: what they have may be of no use to them.
 //!
+//! One that has nearly all page cache takes it from nobody. It is held for its own sake: what is reclaimed ahead is nothing that it waits for. So
+//! while the kernel reclaims all the same, it is held to less, until the kernel need not.
+//!
 //! What protects a program whose page cache is worth something to it: what comes back after it was reclaimed ends it for half a minute
 //! ([`super::group_plan::Pause::Hurts`]), and what it has by then is its share; so does memory that is free.
 
@@ -28,6 +31,9 @@ const LOST: f64 = 1.0 / 16.0;
 /// While others take less than this share of what it takes, it gets this share more each second: half as much again in half a minute.
 const OTHERS: f64 = 1.0 / 256.0;
 const MORE: f64 = 1.0 / 64.0;
+/// Who has all page cache but for this share takes it from nobody, and is held to this share less each second, as long as the kernel reclaims.
+const NOBODYS: f64 = 1.0 / 16.0;
+const LESS: f64 = 1.0 / 4.0;
 /// So long it is not the one that takes most, nor is another held, before it may have more again: loads pause.
 const PAUSE: Duration = Duration::from_secs(5);
 /// While less than this share of the most that was reclaimed lately is, nothing counts as taken: the one who takes most of nearly nothing is nobody to
@@ -192,7 +198,10 @@ impl<G> Held<G> {
         let alone = (taker.others as f64) < taker.taken as f64 * OTHERS;
         let more = if alone { (files as f64 * MORE * machine.passed.as_secs_f64()) as u64 } else { 0 };
         let half = (machine.files as f64 * OF_FILES) as u64;
-        let files = files.saturating_add(more).saturating_sub(taker.others).max(half);
+        let has_all = taker.files as f64 > machine.files as f64 * (1.0 - NOBODYS);
+        let less = if has_all { (files as f64 * LESS * machine.passed.as_secs_f64()) as u64 } else { 0 };
+        let less = less.min(machine.reclaimed).saturating_add(taker.others);
+        let files = files.saturating_add(more).saturating_sub(less).max(half);
         let share = files.saturating_add(taker.usage.saturating_sub(taker.files));
         Held { share, files, most: self.most.max(machine.rate(taker.taken)), absent: Duration::ZERO, ..self }
     }
@@ -510,11 +519,24 @@ mod tests {
             let mut law = holding(taker(1, 5 * GIB));
             for _ in 0..4 * 30 / pace {
                 let files = law.held.as_ref().map_or(0, |held| held.files);
-                let machine = Machine { passed: STEP * pace, reclaimed: GIB * u64::from(pace), ..machine(GIB) };
+                let reclaimed = GIB * u64::from(pace);
+                let machine = Machine { passed: STEP * pace, reclaimed, files: 10 * GIB, ..machine(GIB) };
                 let taker = taker(1, files).map(|taker| Taker { taken: GIB * u64::from(pace), ..taker });
                 law.note(machine, taker, false);
             }
             assert_eq!(share(law.held.as_ref()), Some((1, 8)));
+        }
+    }
+
+    #[test]
+    fn one_that_has_nearly_all_is_held_to_so_much_that_the_kernel_need_not_reclaim() {
+        let mut law = holding(taker(1, 8 * GIB));
+        let held = |law: &Share<u8>| law.held.as_ref().map_or(0, |held| held.files);
+        for survey in 0..60 {
+            let files = held(&law);
+            let reclaimed = if files > 7 * GIB { GIB } else { 0 };
+            law.note(Machine { reclaimed, files, ..machine(GIB) }, taker(1, files), false);
+            assert!(survey < 3 || (6 * GIB..=7 * GIB + GIB / 4).contains(&held(&law)), "{}", held(&law) / MIB);
         }
     }
 
@@ -554,7 +576,9 @@ mod tests {
                     match taker.filter(|taker| taker.group == held.group) {
                         Some(taker) if before.is_some_and(|before| before.group == held.group) => {
                             let before = before.map_or(0, |before| before.files);
-                            prop_assert!(held.files + taker.others >= before.min(taker.files));
+                            let nearly_all = taker.files > machine.files / 16 * 15;
+                            let less = if nearly_all { before.max(taker.files) / 16 } else { 0 };
+                            prop_assert!(held.files + less + taker.others >= before.min(taker.files));
                             prop_assert!(held.files >= machine.files / 2);
                             let most = before.max(taker.files).max(machine.files / 2);
                             prop_assert!(held.files <= most + most / 256 + 1);
