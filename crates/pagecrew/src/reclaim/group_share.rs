@@ -11,8 +11,8 @@
 //! page cache, since he takes most. Who needs most of the memory is held all the same for a while, and gets a little more all the time as long as
 //! others take nothing: what they have may be of no use to them.
 //!
-//! One that has nearly all page cache takes it from nobody. It is held for its own sake: what is reclaimed ahead is nothing that it waits for. So
-//! while the kernel reclaims all the same, it is held to less, until the kernel need not.
+//! One that has nearly all page cache takes it from nobody. It is held for its own sake: it need not wait for what is reclaimed
+//! ahead. So while the kernel reclaims all the same, it is held to less, until the kernel need not.
 //!
 //! What protects a program whose page cache is worth something to it: what comes back after it was reclaimed ends it for half a minute
 //! ([`super::group_plan::Pause::Hurts`]), and what it has by then is its share; so does memory that is free.
@@ -201,8 +201,8 @@ impl<G> Held<G> {
         let half = (machine.files as f64 * OF_FILES) as u64;
         let has_all = taker.files as f64 > machine.files as f64 * (1.0 - NOBODYS);
         let less = if has_all { (machine.total as f64 * LESS * machine.passed.as_secs_f64()) as u64 } else { 0 };
-        let less = less.min(machine.reclaimed).saturating_add(taker.others);
-        let files = files.saturating_add(more).saturating_sub(less).max(half);
+        let less = less.min(machine.reclaimed);
+        let files = files.saturating_add(more).saturating_sub(taker.others).saturating_sub(less).max(half);
         let share = files.saturating_add(taker.usage.saturating_sub(taker.files));
         Held { share, files, most: self.most.max(machine.rate(taker.taken)), absent: Duration::ZERO, ..self }
     }
@@ -551,7 +551,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nobody_is_held_to_less_than_half_and_to_less_than_he_has_only_for_others(
+        fn nobody_is_held_to_less_than_half_and_to_less_than_he_has_only_for_others_or_what_the_kernel_reclaims(
             surveys in proptest::collection::vec((0u64..24, 0u64..24, proptest::option::of((0u8..3, 0u64..24, 0u64..24, 0u64..24))), 1..100),
         ) {
             let mut law = Share::default();
