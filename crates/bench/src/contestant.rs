@@ -118,7 +118,7 @@ const LIBRARIES: [Library; 3] = [
 ];
 
 /// The mallocs that are installed here.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Peers(Vec<Contestant>);
 
 impl Peers {

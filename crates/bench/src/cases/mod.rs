@@ -26,6 +26,9 @@ pub const OF_CASES: &[&str] = &["run", "reclaim"];
 /// Those that run only if they are named: they take nearly all of the machine's memory.
 const ONLY_NAMED: &[&str] = &["reclaim"];
 
+/// Those that compare with the mallocs that are installed.
+const AMONG_MALLOCS: &[&str] = &["alloc", "frame", "run"];
+
 /// What every bench gets.
 pub struct Setting {
     /// Smaller sizes and fewer runs.
@@ -34,7 +37,7 @@ pub struct Setting {
     pub only: Only,
     /// Pagecrew with its default options.
     pub ours: Contestant,
-    /// The mallocs that are installed here.
+    /// The mallocs that are installed here; none where no bench that is wanted compares with them.
     pub peers: Peers,
 }
 
@@ -66,18 +69,17 @@ pub fn run(options: &Options) -> Result<()> {
 
 fn run_wanted(options: &Options, report: &mut Report) -> Result<()> {
     let names = &options.names;
+    let wanted = |name: &&str| match names.is_empty() {
+        true => !ONLY_NAMED.contains(name),
+        false => names.iter().any(|wanted| wanted == name),
+    };
     let setting = Setting {
         quick: options.quick,
         only: Only::new(&options.only),
         ours: Contestant::pagecrew()?,
-        peers: Peers::find(report),
+        peers: if AMONG_MALLOCS.iter().any(wanted) { Peers::find(report) } else { Peers::default() },
     };
-    for &name in NAMES {
-        let wanted =
-            if names.is_empty() { !ONLY_NAMED.contains(&name) } else { names.iter().any(|wanted| wanted == name) };
-        if !wanted {
-            continue;
-        }
+    for &name in NAMES.iter().filter(|name| wanted(name)) {
         let result = match name {
             "free" => free::run(&setting, report),
             "alloc" => alloc::run(&setting, report),
