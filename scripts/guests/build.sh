@@ -179,9 +179,9 @@ initramfs() {
     fi
     cp scripts/guests/init "$stage/init"
     chmod 755 "$stage/init"
-    # For the disks, in the order in which they need each other; some kernels have most of them built in.
+    # For the disks, in the order in which they need each other (`loop` for the bench of reclaim); some kernels have most of them built in.
     local number=0 wanted
-    for wanted in virtio virtio_ring virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci virtio_blk; do
+    for wanted in virtio virtio_ring virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci virtio_blk loop; do
         while IFS= read -r module; do
             number=$((number + 1))
             case $module in

@@ -15,6 +15,11 @@ pub fn seconds(time: Duration) -> String {
     }
 }
 
+/// So many of what is called `one`, in the plural where it is not one.
+pub fn counted(number: u64, one: &str) -> String {
+    format!("{number} {one}{}", if number == 1 { "" } else { "s" })
+}
+
 /// Figures as a JSON object, by their keys. What there is not is null.
 pub fn object(figures: impl Iterator<Item = Figure>) -> Map<String, Value> {
     let value = |metric: &Metric, value: Option<u64>| match value.map(|value| metric.number(value)) {
@@ -42,6 +47,11 @@ pub fn value(unit: Unit, value: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_is_not_many() {
+        assert_eq!([0, 1, 2].map(|number| counted(number, "span")), ["0 spans", "1 span", "2 spans"]);
+    }
 
     #[test]
     fn times_of_every_size() {

@@ -1,7 +1,7 @@
 //! What is said of control groups: a line when one is reclaimed ahead of and when that is over, and sums where there are many.
 
 use crate::failure::Failure;
-use crate::figures::{object, seconds};
+use crate::figures::{counted, object, seconds};
 use crate::output::{note, print, printable};
 use pagecrew::control::budget::Bucket;
 use pagecrew::reclaim::groups::Listener;
@@ -75,8 +75,9 @@ impl GroupReporter {
         let GroupStanding { reclaimed_bytes, episodes, stalls, .. } = standing;
         if episodes > 0 {
             note(&format!(
-                "control groups: {} reclaimed ahead in {episodes} spans of demand, {stalls} times their tasks had to",
-                Bytes(reclaimed_bytes)
+                "control groups: {} reclaimed ahead in {} of demand, {stalls} times their tasks had to",
+                Bytes(reclaimed_bytes),
+                counted(episodes, "span")
             ));
         }
         Ok(())

@@ -5,7 +5,7 @@ mod groups;
 mod metrics;
 
 use crate::failure::Failure;
-use crate::figures::{object, seconds};
+use crate::figures::{counted, object, seconds};
 use crate::metrics::Address;
 use crate::notify;
 use crate::output::{note, print};
@@ -314,8 +314,9 @@ impl Reporter {
         }
         let Standing { reclaimed_bytes, reclaimed_by_tasks_bytes, demands, .. } = standing;
         note(&format!(
-            "{} reclaimed in {demands} spans of demand, {} of it by those who took it",
+            "{} reclaimed in {} of demand, {} of it by those who took it",
             Bytes(reclaimed_bytes),
+            counted(demands, "span"),
             Bytes(reclaimed_by_tasks_bytes)
         ));
         Ok(())

@@ -12,7 +12,8 @@
 //! others take nothing: what they have may be of no use to them.
 //!
 //! One that has nearly all page cache takes it from nobody. It is held for its own sake: it need not wait for what is reclaimed
-//! ahead. So while the kernel reclaims all the same, it is held to less, until the kernel need not.
+//! ahead. So while the kernel reclaims all the same, it is held to less, until the kernel need not, or to half of what is page cache or free: on
+//! scattered memory, the kernel reclaims for its large folios however much is free.
 //!
 //! What protects a program whose page cache is worth something to it: what comes back after it was reclaimed ends it for half a minute
 //! ([`super::group_plan::Pause::Hurts`]), and what it has by then is its share; so does memory that is free.
@@ -201,7 +202,9 @@ impl<G> Held<G> {
         let half = (machine.files as f64 * OF_FILES) as u64;
         let has_all = taker.files as f64 > machine.files as f64 * (1.0 - NOBODYS);
         let less = if has_all { (machine.total as f64 * LESS * machine.passed.as_secs_f64()) as u64 } else { 0 };
-        let less = less.min(machine.reclaimed);
+        // What it loses becomes free: of both together, half stays its own, however long the kernel goes on.
+        let least = (machine.files.saturating_add(machine.free) as f64 * OF_FILES) as u64;
+        let less = less.min(machine.reclaimed).min(files.saturating_sub(least));
         let files = files.saturating_add(more).saturating_sub(taker.others).saturating_sub(less).max(half);
         let share = files.saturating_add(taker.usage.saturating_sub(taker.files));
         Held { share, files, most: self.most.max(machine.rate(taker.taken)), absent: Duration::ZERO, ..self }
@@ -539,6 +542,18 @@ mod tests {
             law.note(Machine { reclaimed, files, ..machine(GIB) }, taker(1, files), false);
             assert!(survey < 10 || (13 * GIB / 2..=15 * GIB / 2).contains(&held(&law)), "{}", held(&law) / MIB);
         }
+    }
+
+    #[test]
+    fn one_that_has_nearly_all_keeps_half_where_the_kernel_never_ends() {
+        // Of what is page cache at first, and becomes free.
+        let mut law = holding(taker(1, 8 * GIB));
+        for _ in 0..60 {
+            let files = law.held.as_ref().map_or(0, |held| held.files);
+            let machine = Machine { total: 100 * GIB, free: 8 * GIB - files, files, reclaimed: GIB, ..machine(GIB) };
+            law.note(machine, taker(1, files), false);
+        }
+        assert_eq!(share(law.held.as_ref()), Some((1, 4)));
     }
 
     #[test]
