@@ -595,6 +595,8 @@ mod tests {
                             let nearly_all = taker.files > machine.files / 16 * 15;
                             let less = if nearly_all { machine.total / 128 + 1 } else { 0 };
                             prop_assert!(held.files + less + taker.others >= before.min(taker.files));
+                            let least = (machine.files + machine.free) / 2;
+                            prop_assert!(held.files + taker.others >= before.min(taker.files).min(least));
                             prop_assert!(held.files >= machine.files / 2);
                             let most = before.max(taker.files).max(machine.files / 2);
                             prop_assert!(held.files <= most + most / 256 + 1);
